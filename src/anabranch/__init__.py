@@ -1,0 +1,3 @@
+"""KV cache as distributed state for LLM serving."""
+
+__version__ = "0.1.0"
