@@ -45,9 +45,7 @@ class RequestError(InvalidInput):
     `status` is the HTTP status, `param` the offending field (or None), `code` OpenAI's error code.
     """
 
-    def __init__(
-        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.param = param

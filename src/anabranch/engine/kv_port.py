@@ -96,15 +96,7 @@ class PortBack(msgspec.Struct, frozen=True):
 
 
 PortEvent = (
-    Acquired
-    | LayersReady
-    | LoadEnded
-    | Reserved
-    | InboundOpened
-    | InboundEnded
-    | OutboundEnded
-    | PortLost
-    | PortBack
+    Acquired | LayersReady | LoadEnded | Reserved | InboundOpened | InboundEnded | OutboundEnded | PortLost | PortBack
 )
 
 

@@ -172,9 +172,7 @@ class Link:
 class Listener:
     """Accepts connections on `host:port` (port 0 = any) or `unix:/path` and hands each socket to `on_socket`."""
 
-    def __init__(
-        self, address: str, on_socket: Callable[[socket.socket], None], *, name: str = "listen"
-    ) -> None:
+    def __init__(self, address: str, on_socket: Callable[[socket.socket], None], *, name: str = "listen") -> None:
         family, where = parse_address(address)
         self._sock = socket.socket(family, socket.SOCK_STREAM)
         try:
