@@ -85,7 +85,7 @@ def load(entry: Entry) -> click.Command:
     return command
 
 
-@click.command(
+@click.group(
     cls=LazyGroup,
     invoke_without_command=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -93,10 +93,10 @@ def load(entry: Entry) -> click.Command:
 )
 @click.version_option(__version__, prog_name="anabranch")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
-def anabranch(debug: bool) -> None:
+def cli(debug: bool) -> None:
     """KV cache as distributed state for LLM serving."""
 
 
 def main() -> None:
     """Entry point of the console script: never returns."""
-    sys.exit(run_guarded(anabranch, sys.argv[1:]))
+    sys.exit(run_guarded(cli, sys.argv[1:]))

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`dram_bytes` bounds the arena, `ssd_bytes` the files under `ssd_dir` (0 = no SSD tier); both are hard limits."""
 
-    dram_bytes: int = 512 << 20
-    ssd_bytes: int = 4 << 30
-    ssd_dir: str = ""
-    listen: str = "127.0.0.1:0"
-    write_queue_bytes: int = 256 << 20
-    peer_timeout_s: float = 2.0
-    lease_s: float = 10.0
-    heartbeat_s: float = 0.5
+    dram_bytes: Annotated[int, Meta(gt=0, description="Arena of each node, in shared memory.")] = 512 << 20
+    ssd_bytes: Annotated[int, Meta(ge=0, description="SSD tier of each node; 0 = none.")] = 4 << 30
+    ssd_dir: Annotated[str, Meta(description="Folder of the SSD tier; empty = under `cluster.data_dir`.")] = ""
+    listen: Annotated[str, Meta(description="Where a node serves its peers, host:port (0 = any port).")] = "127.0.0.1:0"
+    write_queue_bytes: Annotated[
+        int, Meta(gt=0, description="Blocks waiting for the SSD; beyond it they are dropped.")
+    ] = 256 << 20
+    peer_timeout_s: Annotated[float, Meta(gt=0, description="Silence after which a peer counts as gone.")] = 2.0
+    lease_s: Annotated[float, Meta(gt=0, description="How long a promise to a peer holds.")] = 10.0
+    heartbeat_s: Annotated[float, Meta(gt=0, description="How often a node reports to the directory.")] = 0.5
 
 
 class DirectoryConfig(msgspec.Struct, frozen=True, kw_only=True):
-    listen: str = "127.0.0.1:0"
-    node_ttl_s: float = 2.0
+    """The directory is soft state: a node that stays silent for `node_ttl_s` is forgotten until it reports again."""
+
+    listen: Annotated[str, Meta(description="host:port; port 0 on one machine = a socket in the run folder.")] = (
+        "127.0.0.1:0"
+    )
+    node_ttl_s: Annotated[float, Meta(gt=0, description="Silence after which a node is forgotten.")] = 2.0

@@ -1,0 +1,103 @@
+"""All settings of a cluster: which sections there are, what contradicts what, and what flags of `up` mean.
+
+**Covers** everything that can be judged from the values alone. **Does not cover** what depends on the machine: free
+disk, shared memory, busy ports (`cluster.live.capacity`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from anabranch.cluster.spec import ClusterConfig, ModelChoice
+from anabranch.core.config import Entry, LogConfig, Resolved, Sections
+from anabranch.engine.config import EngineConfig
+from anabranch.serving.config import GatewayConfig
+from anabranch.store.config import DirectoryConfig, NodeConfig
+
+SECTIONS: Sections = {
+    "model": ModelChoice,
+    "cluster": ClusterConfig,
+    "engine": EngineConfig,
+    "node": NodeConfig,
+    "directory": DirectoryConfig,
+    "gateway": GatewayConfig,
+    "log": LogConfig,
+}
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+_LISTEN = re.compile(r"[^:\s]+:[0-9]{1,5}")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """One field per section of SECTIONS."""
+
+    model: ModelChoice = ModelChoice()
+    cluster: ClusterConfig = ClusterConfig()
+    engine: EngineConfig = EngineConfig()
+    node: NodeConfig = NodeConfig()
+    directory: DirectoryConfig = DirectoryConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    log: LogConfig = LogConfig()
+
+
+def settings_of(resolved: Resolved) -> Settings:
+    return msgspec.convert({name: msgspec.structs.asdict(part) for name, part in resolved.sections.items()}, Settings)
+
+
+def contradictions(settings: Settings) -> Iterator[str]:
+    """Values that are fine one by one and impossible together. Each names the keys and the remedy."""
+    cluster, engine, node = settings.cluster, settings.engine, settings.node
+    if not _NAME.fullmatch(cluster.name):
+        yield f'cluster.name = "{cluster.name}": use 1 to 32 letters, digits, ".", "_" or "-", starting with one of the first two'
+    if cluster.both == 0 and (cluster.prefill == 0) != (cluster.decode == 0):
+        lacking = "decode" if cluster.decode == 0 else "prefill"
+        yield (
+            f"cluster.prefill = {cluster.prefill} and cluster.decode = {cluster.decode} cannot serve: "
+            f"set cluster.{lacking} to at least 1, or cluster.both"
+        )
+    elif cluster.both + cluster.prefill + cluster.decode == 0:
+        yield "cluster.prefill, cluster.decode and cluster.both are all 0: set at least one of them"
+    if engine.step_tokens < engine.block_tokens:
+        yield (
+            f"engine.step_tokens = {engine.step_tokens} is less than engine.block_tokens = {engine.block_tokens}: "
+            "a step must have room for a block"
+        )
+    if settings.directory.node_ttl_s <= node.heartbeat_s:
+        yield (
+            f"directory.node_ttl_s = {settings.directory.node_ttl_s:g}s is not longer than node.heartbeat_s = "
+            f"{node.heartbeat_s:g}s: every node would be forgotten between two heartbeats"
+        )
+    if node.ssd_bytes == 0 and node.ssd_dir:
+        yield f'node.ssd_dir = "{node.ssd_dir}" but node.ssd_bytes = 0: give the tier a size, or leave out the folder'
+    if settings.gateway.host not in LOOPBACK and not settings.gateway.api_keys_file:
+        yield (
+            f'gateway.host = "{settings.gateway.host}" is reachable from other machines and gateway.api_keys_file is '
+            "empty: set a key file, or bind to 127.0.0.1"
+        )
+    for key, listen in (("node.listen", node.listen), ("directory.listen", settings.directory.listen)):
+        if not _LISTEN.fullmatch(listen) or int(listen.rpartition(":")[2]) > 65535:
+            yield f'{key} = "{listen}": expected host:port, e.g. 127.0.0.1:0'
+
+
+# --- named flags ------------------------------------------------------------------------------------------------
+
+
+def flag(section: str, key: str, value: object, name: str) -> list[Entry]:
+    """The entry of a named flag; none when it was not given."""
+    return [] if value is None else [Entry(section, key, str(value), name, name)]
+
+
+def role_entries(role: str | None) -> tuple[list[Entry], list[str]]:
+    """`--role both`: one colocated engine; `--role split`: prefill and decode engines apart (the default)."""
+    match role:
+        case None | "split":
+            return [], []
+        case "both":
+            return [
+                Entry("cluster", key, value, "--role both", "--role both")
+                for key, value in (("prefill", 0), ("decode", 0), ("both", 1))
+            ], []
+    return [], [f'--role = "{role}": expected one of both, split; engine roles of their own: --prefill N, --decode N']
