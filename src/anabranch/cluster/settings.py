@@ -51,7 +51,7 @@ def contradictions(settings: Settings) -> Iterator[str]:
     """Values that are fine one by one and impossible together. Each names the keys and the remedy."""
     cluster, engine, node = settings.cluster, settings.engine, settings.node
     if not _NAME.fullmatch(cluster.name):
-        yield f'cluster.name = "{cluster.name}": use 1 to 32 letters, digits, ".", "_" or "-", starting with one of the first two'
+        yield f'cluster.name = "{cluster.name}": use 1 to 32 letters, digits, ".", "_" or "-", not starting with a sign'
     if cluster.both == 0 and (cluster.prefill == 0) != (cluster.decode == 0):
         lacking = "decode" if cluster.decode == 0 else "prefill"
         yield (

@@ -1,7 +1,7 @@
 """Structured logs on stderr, as text or JSON lines, over the standard library's logging.
 
-`log.info("request done", extra={"request_id": …})`: every extra field appears in the line. Fields of a line: time (UTC),
-level, process (as named at `configure`), logger, message, then the extra ones.
+`log.info("request done", extra={"request_id": …})`: every extra field appears in the line. Fields of a line: time
+(UTC), level, process (as named at `configure`), logger (JSON only), message, then the extra ones.
 """
 
 from __future__ import annotations
