@@ -1,0 +1,1 @@
+"""Trace files on disk and in the package."""
