@@ -145,14 +145,14 @@ class Supervisor:
             child.due = None
             return
         threading.Thread(
-            target=self._await_ready, args=(child.plan, child.pid), name=f"{child.plan.name}-ready", daemon=True
+            target=self._await_ready, args=(child, child.pid), name=f"{child.plan.name}-ready", daemon=True
         ).start()
 
-    def _await_ready(self, plan: ChildPlan, pid: int) -> None:
+    def _await_ready(self, child: Child, pid: int) -> None:
         """Poll the child's own answer on a thread that ends with this life of the child."""
-        while not self._stopping and any(s.name == plan.name and s.pid in (pid, 0) for s in self._statuses):
-            if plan.ready():
-                self._ready_names.add((plan.name, pid))
+        while not self._stopping and child.pid == pid:
+            if child.plan.ready():
+                self._ready_names.add((child.plan.name, pid))
                 self._poke()
                 return
             time.sleep(READY_POLL_S)
