@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from anabranch.core.errors import ConfigError
-from anabranch.core.fields import convert, expected, field_of, kind_of, quoted, show
+from anabranch.core.fields import convert, expected, field_of, kind_of, mask, quoted, show
 
 ENV_PREFIX = "ANABRANCH_"
 DEFAULT_ORIGIN = "default"
@@ -131,6 +131,17 @@ def rows(resolved: Resolved) -> list[tuple[str, str, str]]:
         for name, struct in resolved.sections.items()
         for key in _names(type(struct))
     ]
+
+
+def masked(resolved: Resolved) -> dict[str, dict[str, dict[str, Any]]]:
+    """{section: {key: {value, origin}}} of plain values, secrets masked."""
+    return {
+        name: {
+            key: {"value": mask(key, getattr(struct, key)), "origin": resolved.origins[name][key]}
+            for key in _names(type(struct))
+        }
+        for name, struct in resolved.sections.items()
+    }
 
 
 def markdown(sections: Sections) -> str:

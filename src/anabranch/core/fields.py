@@ -47,10 +47,14 @@ def convert(field: msgspec.inspect.Field, value: Any) -> Any:
     raise TypeError(f"{field.name}: {kind} cannot be configured ({meta})")
 
 
+def mask(key: str, value: Any) -> Any:
+    """The value, or stars if its key says that it is a secret."""
+    return "********" if key.endswith(SECRET_SUFFIXES) and value else value
+
+
 def show(key: str, value: Any) -> str:
     """A value as a person would write it; secrets are masked."""
-    if key.endswith(SECRET_SUFFIXES) and value:
-        return "********"
+    value = mask(key, value)
     if key.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
     if key.endswith("_s") and isinstance(value, float):

@@ -90,7 +90,7 @@ def _fit_one(
     wanted = f"{format_bytes(each)} for each of {nodes} nodes" if nodes > 1 else format_bytes(each)
     problems.append(
         f"node.{key} = {wanted} ({resolved.origin('node', key)}) does not fit: only {where}; "
-        f"set it to {format_bytes(max(fitting, 1 << 20))} or less"
+        f"set it to {max(1, room // nodes >> 20)}MiB or less"
     )
     return resolved
 
