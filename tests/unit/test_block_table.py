@@ -71,6 +71,15 @@ def test_a_sealed_page_is_never_written_even_by_its_only_holder() -> None:
         table.replace(3, 20)
 
 
+def test_a_forks_pages_stay_sealed_when_it_is_left_alone_with_them() -> None:
+    refs = PageRefs()
+    table = table_of(refs, [10, 11], sealed=2)
+    twin = table.fork()
+    assert table.release() == []
+    assert twin.needs_copy(7)
+    assert twin.release() == [11, 10]
+
+
 def test_truncate_and_release_name_each_node_reference() -> None:
     refs = PageRefs()
     one = table_of(refs, [1, 2, 3], sealed=2)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from anabranch.core.errors import InvalidInput, InvariantBroken
+from anabranch.paging.allocator import SlotAllocator
 from anabranch.paging.pool import Evicted, SlotPool, State
 
 
@@ -233,6 +234,19 @@ def test_check_notices_broken_books() -> None:
     pool._states[0] = State.FREE
     with pytest.raises(InvariantBroken):
         pool.check()
+
+
+def test_the_allocator_hands_out_each_slot_once() -> None:
+    allocator = SlotAllocator(3)
+    assert allocator.take_slot(1)
+    assert not allocator.take_slot(1)
+    assert {allocator.take(), allocator.take()} == {0, 2}
+    with pytest.raises(InvariantBroken, match="empty"):
+        allocator.take()
+    allocator.give(1)
+    with pytest.raises(InvariantBroken, match="twice"):
+        allocator.give(1)
+    assert (len(allocator), allocator.is_free(1), allocator.take()) == (1, True, 1)
 
 
 @pytest.mark.parametrize("slots", [1_000, 20_000])
