@@ -11,7 +11,8 @@ import click
 from anabranch.cluster.live.capacity import fit
 from anabranch.cluster.live.run_folder import default_data_dir
 from anabranch.cluster.settings import SECTIONS, contradictions, flag, role_entries, settings_of
-from anabranch.core.config import Resolved
+from anabranch.cluster.spec import ClusterConfig
+from anabranch.core.config import Resolved, refuse
 from anabranch.core.live.environment import gather
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,3 +62,10 @@ def effective(
     resolved, misfits = fit(resolved, settings, ssd_dir)
     problems = [*resolved.problems, *role_problems, *misfits, *contradictions(settings)]
     return Resolved(resolved.sections, resolved.origins, problems)
+
+
+def located(config_file: str | None, name: str | None) -> ClusterConfig:
+    """The [cluster] section alone, for commands that talk to a running cluster. Raises ConfigError."""
+    resolved = gather(SECTIONS, file=config_file, variables=os.environ, flags=flag("cluster", "name", name, "--name"))
+    refuse(resolved.problems)
+    return settings_of(resolved).cluster

@@ -9,5 +9,5 @@ from __future__ import annotations
 import msgspec
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="op"):
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="type"):
     """Base of every wire message. The tag is the class name."""

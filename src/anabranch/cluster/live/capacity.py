@@ -16,7 +16,6 @@ import msgspec
 
 from anabranch.cluster.settings import Settings
 from anabranch.core.config import DEFAULT_ORIGIN, Resolved
-from anabranch.core.live.link import parse_address
 from anabranch.core.units import format_bytes
 
 SHARED_MEMORY = "/dev/shm"
@@ -64,16 +63,14 @@ def disk_room(folder: str) -> int:
 
 def busy_port(host: str, port: int) -> str | None:
     """Why `host:port` cannot be bound; None if it can (port 0 always can)."""
-    family, where = parse_address(f"{host}:{port}")
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(where)
             sock.listen(1)
-        except OSError as error:
-            return (
-                f"gateway.port = {port}: cannot listen on {host}:{port} ({error.strerror}); choose another with --port"
-            )
+    except OSError as error:
+        return f"gateway.port = {port}: cannot listen on {host}:{port} ({error.strerror}); choose another with --port"
     return None
 
 
