@@ -20,7 +20,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     `pages`: the block table; page i holds positions i·block_tokens …; it covers start + len(tokens).
     K/V of positions < start are (or, layer by layer through `LayerGate.wait`, will be) in those pages.
     `sample`: draw this many tokens (one per choice, choice indices first_choice…) from the last position's logits.
-    `history`: prompt + generated token ids so far including `tokens` — present only when sampling needs it (penalties).
+    `history`: prompt + generated token ids so far including `tokens` — present only when sampling needs it (penalties,
+    min_tokens) or the runner's `needs_history` asks for it.
     `prompt_tokens`: how many of `history` are prompt (presence/frequency penalties count generated ones only).
     """
 
@@ -79,6 +80,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRunner(Protocol):
+    """A runner may also have an attribute `needs_history: bool`; absent means False."""
+
     info: ModelInfo
 
     def run(self, batch: list[Chunk], gate: LayerGate) -> list[Sampled]:

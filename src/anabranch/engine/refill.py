@@ -1,0 +1,90 @@
+"""Keeping spare slots in stock, and preempting when there are none to be had.
+
+Decode takes pages from the stock without waiting. When the node refuses more, the youngest running sequence gives its
+pages back and starts again later from what is cached (recompute: PagedAttention, arXiv 2309.06180, section 4.5); the
+oldest always goes on, so at least one request completes.
+"""
+
+from __future__ import annotations
+
+from anabranch.engine.actions import Reserve
+from anabranch.engine.admission import RETRY_S, Admission
+from anabranch.engine.book import Book
+from anabranch.engine.kv_port import Reserved
+
+
+class Refill:
+    """At most one reservation at a time; `refused` is the size of the last one that failed, 0 after a success."""
+
+    def __init__(self, book: Book, admission: Admission) -> None:
+        self._book = book
+        self._admission = admission
+        self._op: int | None = None
+        self._asked = 0
+        self._refused = 0
+        self._retry_at = 0.0
+        self._frees_seen = 0
+
+    @property
+    def outstanding(self) -> int:
+        return 0 if self._op is None else 1
+
+    @property
+    def next_wake(self) -> float:
+        return self._retry_at if self._book.starved and self._op is None else float("inf")
+
+    def top_up(self, now: float) -> None:
+        """Ask for more when the stock is half empty or a sequence waits for a page."""
+        book = self._book
+        book.starved = min(book.starved, len(book.running))
+        if self._op is not None:
+            return
+        target = book.config.spare_slots + len(book.running) // book.block_tokens if book.running else 0
+        if not book.starved and len(book.spares) * 2 >= target:
+            return
+        count = max(book.starved, target - len(book.spares))
+        if self._refused:
+            if book.starved:
+                count = book.starved
+            if count >= self._refused and now < self._retry_at and book.frees == self._frees_seen:
+                return
+        self._ask(count)
+
+    def answered(self, event: Reserved, now: float) -> bool:
+        """Take in the answer; False when it is not for the stock."""
+        if self._op is None or event.op != self._op:
+            return False
+        book = self._book
+        self._op = None
+        if event.slots:
+            book.stocked(event.slots)
+            book.starved = 0
+            self._refused = 0
+        elif book.starved and self._asked > book.starved:
+            self._ask(book.starved)
+        elif book.starved and self._preempt_youngest():
+            self._ask(1)
+        else:
+            self._refused = self._asked
+            self._retry_at = now + RETRY_S
+            self._frees_seen = book.frees
+        return True
+
+    def _ask(self, count: int) -> None:
+        self._op = self._book.number()
+        self._asked = count
+        self._book.do(Reserve(self._op, count))
+
+    def _preempt_youngest(self) -> bool:
+        """False when only the oldest is left, or none that may be stopped now."""
+        book = self._book
+        able = [s for s in book.running.values() if s.load is None and s.pending is None and s.job.kind != "prefill"]
+        if len(able) < 2:
+            return False
+        victim = max(able, key=lambda sequence: sequence.age)
+        book.count("preemptions")
+        book.log(victim.job, f"preempted at {len(victim.tokens)} tokens")
+        del book.running[victim.number]
+        book.release_pages(victim)
+        self._admission.enqueue(victim, front=True)
+        return True
