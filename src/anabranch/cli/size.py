@@ -228,3 +228,6 @@ def _fit_rows(report: SizeReport, memory: str) -> list[tuple[str, str, str]]:
         (f"sequences of {report.context:,} tokens in {memory}", fits, ""),
         (f"longest context at concurrency {report.concurrency} in {memory}", longest, beyond),
     ]
+
+
+command = size

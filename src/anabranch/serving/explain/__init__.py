@@ -1,0 +1,1 @@
+"""Why two prompts share less of the cache than they could: where they part, what that costs, and what to change."""
