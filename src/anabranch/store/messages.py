@@ -1,0 +1,257 @@
+"""Wire messages of the store. Rules of evolution: `core.messages`. Always batched: one message for a whole prefix.
+
+    engine port ↔ node       Attach … the mirror of `engine.kv_port`, over a UNIX socket
+    node ↔ directory         Join, Announce, Heartbeat, Lookup / Resync, Holders
+    anyone → node, directory StatRequest → Stat
+
+Node ↔ node messages carry bulk bytes and live in `transfer.messages`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from anabranch.blocks.layout import KvLayout
+from anabranch.core.messages import Message
+from anabranch.transfer.api import Ticket
+
+Tier = Literal["dram", "ssd"]
+
+# --- engine port → node -----------------------------------------------------------------------------------------
+
+
+class Attach(Message, frozen=True, kw_only=True):
+    """First message on every connection. `session` (16 random bytes) names this engine port for its whole life;
+    `held` is {slot: references} that it believes to have, empty at first."""
+
+    session: bytes
+    layout: KvLayout
+    held: dict[int, int] = {}
+
+
+class Acquire(Message, frozen=True, kw_only=True):
+    op: int
+    keys: list[bytes]
+    tenant: str
+    load: bool
+    deadline_s: float
+
+
+class CancelLoad(Message, frozen=True, kw_only=True):
+    op: int
+
+
+class Reserve(Message, frozen=True, kw_only=True):
+    op: int
+    count: int
+
+
+class Commit(Message, frozen=True, kw_only=True):
+    """`blocks`: (slot, key, parent)."""
+
+    blocks: list[tuple[int, bytes, bytes]]
+    tenant: str
+
+
+class Free(Message, frozen=True, kw_only=True):
+    """One reference less per mention."""
+
+    slots: list[int]
+
+
+class OpenInbound(Message, frozen=True, kw_only=True):
+    handoff: str
+    slots: list[int]
+    first: int
+    deadline_s: float
+
+
+class OpenOutbound(Message, frozen=True, kw_only=True):
+    handoff: str
+    ticket: Ticket
+
+
+class PushLayer(Message, frozen=True, kw_only=True):
+    """`blocks`: (slot, prompt block index)."""
+
+    handoff: str
+    layer: int
+    blocks: list[tuple[int, int]]
+
+
+class FinishOutbound(Message, frozen=True, kw_only=True):
+    handoff: str
+
+
+class Abandon(Message, frozen=True, kw_only=True):
+    handoff: str
+
+
+class Detach(Message, frozen=True, kw_only=True):
+    """The engine port closes for good: every reference it has goes now."""
+
+
+class StatRequest(Message, frozen=True, kw_only=True):
+    """Valid on any connection, attached or not."""
+
+
+# --- node → engine port -----------------------------------------------------------------------------------------
+
+
+class Attached(Message, frozen=True, kw_only=True):
+    """`lost`: held slots that the node cannot confirm; they are not the port's any more."""
+
+    node_id: str
+    arena_path: str
+    arena_inode: int
+    slots: int
+    epoch: int
+    lost: list[int] = []
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """The attach is impossible for good, e.g. another layout."""
+
+    reason: str
+
+
+class AcquiredReply(Message, frozen=True, kw_only=True):
+    op: int
+    ready: list[int]
+    loading: list[int]
+
+
+class LayersReadyReply(Message, frozen=True, kw_only=True):
+    op: int
+    layers: int
+
+
+class LoadEndedReply(Message, frozen=True, kw_only=True):
+    op: int
+    usable: int
+    tiers: list[str]
+    reason: str = ""
+
+
+class ReservedReply(Message, frozen=True, kw_only=True):
+    op: int
+    slots: list[int]
+
+
+class InboundOpenedReply(Message, frozen=True, kw_only=True):
+    handoff: str
+    ticket: Ticket
+
+
+class InboundEndedReply(Message, frozen=True, kw_only=True):
+    handoff: str
+    reason: str = ""
+
+
+class OutboundEndedReply(Message, frozen=True, kw_only=True):
+    handoff: str
+    reason: str = ""
+
+
+class Stat(Message, frozen=True, kw_only=True):
+    """`census`: what is held right now; `counters`: what happened since the start."""
+
+    name: str
+    census: dict[str, int]
+    counters: dict[str, float]
+    state: dict[str, str] = {}
+
+
+PortToNode = (
+    Attach
+    | Acquire
+    | CancelLoad
+    | Reserve
+    | Commit
+    | Free
+    | OpenInbound
+    | OpenOutbound
+    | PushLayer
+    | FinishOutbound
+    | Abandon
+    | Detach
+    | StatRequest
+)
+NodeToPort = (
+    Attached
+    | Refused
+    | AcquiredReply
+    | LayersReadyReply
+    | LoadEndedReply
+    | ReservedReply
+    | InboundOpenedReply
+    | InboundEndedReply
+    | OutboundEndedReply
+    | Stat
+)
+
+# --- node → directory -------------------------------------------------------------------------------------------
+
+
+class Join(Message, frozen=True, kw_only=True):
+    """First message of a node. `epoch` names this life of the node; what an older epoch announced is forgotten.
+    `address` is where peers fetch from, `layout` the digest of what it holds."""
+
+    node_id: str
+    epoch: int
+    address: str
+    layout: bytes
+
+
+class Announce(Message, frozen=True, kw_only=True):
+    """Changes since the previous `seq`. `reset`: forget everything of this node first. `last`: False while a reset is
+    spread over several messages: until then the directory does not vouch for this node."""
+
+    seq: int
+    added: dict[str, list[bytes]] = {}
+    removed: dict[str, list[bytes]] = {}
+    reset: bool = False
+    last: bool = True
+
+
+class Heartbeat(Message, frozen=True, kw_only=True):
+    """`seq` of the last Announce: a difference shows a lost one even when nothing changes any more."""
+
+    seq: int
+
+
+class Lookup(Message, frozen=True, kw_only=True):
+    """Who, other than the asker, holds a prefix of `keys` in blocks of this layout?"""
+
+    op: int
+    keys: list[bytes]
+    layout: bytes
+
+
+# --- directory → node -------------------------------------------------------------------------------------------
+
+
+class Resync(Message, frozen=True, kw_only=True):
+    """The directory missed something: announce everything again."""
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """Node `node_id` holds keys `runs` = [(first, count, tier), …] of the ones asked for, in order."""
+
+    node_id: str
+    address: str
+    runs: list[tuple[int, int, str]]
+
+
+class Holders(Message, frozen=True, kw_only=True):
+    """Answer to Lookup. `complete` False: some node has not finished announcing, so absence proves nothing."""
+
+    op: int
+    holdings: list[Holding]
+    complete: bool = True
+
+
+NodeToDirectory = Join | Announce | Heartbeat | Lookup | StatRequest
+DirectoryToNode = Resync | Holders | Stat

@@ -1,0 +1,113 @@
+"""What happens to a block after its commit: checksum, then SSD. Bounded; what does not fit is dropped and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from anabranch.store.actions import NodeAction, Seal, Sealed, SsdWritten, WriteSsd
+from anabranch.store.slots import SlotBook
+from anabranch.store.ssd_index import SsdIndex
+
+PAUSE_S = 5.0
+
+
+class WriteBack:
+    """`capacity`: blocks that may be pinned for writing at a time.
+
+    A full file system: one forced eviction and one retry with space that exists; if that fails too, writes pause
+    (`paused`, visible in the node's state) and are tried again after PAUSE_S.
+    """
+
+    def __init__(
+        self,
+        book: SlotBook,
+        ssd: SsdIndex | None,
+        capacity: int,
+        counters: Counter[str],
+        act: Callable[[NodeAction], None],
+    ) -> None:
+        self._book = book
+        self._ssd = ssd
+        self._capacity = max(capacity, 1)
+        self._counters = counters
+        self._act = act
+        self._queued = 0
+        self._sealing = 0
+        self._retried: set[bytes] = set()
+        self._paused_at: float | None = None
+
+    @property
+    def pending(self) -> int:
+        """Slots pinned for a checksum or a write."""
+        return self._queued + self._sealing
+
+    @property
+    def paused(self) -> bool:
+        return self._paused_at is not None
+
+    def committed(self, slot: int, key: bytes) -> None:
+        self._sealing += 1
+        self._book.pin([slot])
+        self._act(Seal(slot, key))
+
+    def compare(self, slot: int, key: bytes, resident: int) -> None:
+        """A second block of the same name: are the bytes the same?"""
+        self._sealing += 1
+        self._book.pin([slot, resident])
+        self._act(Seal(slot, key, resident))
+
+    def sealed(self, event: Sealed) -> None:
+        self._sealing -= 1
+        if event.resident is not None:
+            self._counters["commit_conflicts"] += event.conflict
+            self._book.unpin([event.slot, event.resident])
+            return
+        named = self._book.seal(event.slot, event.key, event.block_sum)
+        if not named or not self._write(event.slot, event.key):
+            self._book.unpin([event.slot])
+
+    def written(self, event: SsdWritten, now: float) -> None:
+        if self._ssd is None:
+            return
+        key = event.block.key
+        if event.outcome == "full" and key not in self._retried:
+            self._retried.add(key)
+            self._counters["ssd_full"] += 1
+            other = self._ssd.evict_for(event.ssd_slot, event.block, event.real)
+            if other is not None:
+                self._act(WriteSsd(event.slot, other, event.block))
+                return
+            self._pause(now)
+        elif event.outcome == "full":
+            self._ssd.end_write(event.ssd_slot, event.block, written=False)
+            self._pause(now)
+        else:
+            self._ssd.end_write(event.ssd_slot, event.block, written=not event.outcome)
+            self._counters["ssd_write_errors" if event.outcome else "ssd_written"] += 1
+        self._retried.discard(key)
+        self._queued -= 1
+        self._book.unpin([event.slot])
+
+    def tick(self, now: float) -> None:
+        if self._paused_at is not None and now - self._paused_at >= PAUSE_S and self._ssd is not None:
+            self._paused_at = None
+            self._ssd.restore()
+
+    def _write(self, slot: int, key: bytes) -> bool:
+        if self._ssd is None or self._ssd.holds(key):
+            return False
+        if self._queued >= self._capacity or self.paused:
+            self._counters["writes_dropped"] += 1
+            return False
+        ssd_slot = self._ssd.begin_write(key)
+        if ssd_slot is None:
+            self._counters["writes_dropped"] += 1
+            return False
+        self._queued += 1
+        self._act(WriteSsd(slot, ssd_slot, self._book.named[slot]))
+        return True
+
+    def _pause(self, now: float) -> None:
+        self._paused_at = now
+        self._counters["ssd_pauses"] += 1
