@@ -7,6 +7,7 @@ K/V is rounded to the layout's dtype where it is written. No K/V lives anywhere 
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,7 @@ import torch
 
 from anabranch.blocks.layout import Dtype
 from anabranch.core.errors import ConfigError
+from anabranch.engine.live.model import native_build, native_layers
 from anabranch.engine.live.model.step import Layers, build_step
 from anabranch.engine.live.model.torch_layers import TorchLayers
 from anabranch.engine.live.model.weight_file import TensorFile
@@ -22,12 +24,16 @@ from anabranch.engine.live.model_files import WEIGHTS_FILE, load_model_info, loa
 from anabranch.engine.live.sampler import sample
 from anabranch.engine.runner import Chunk, LayerGate, Sampled
 
+log = logging.getLogger(__name__)
+Kernels = Literal["auto", "native", "torch"]
 _TORCH: dict[str, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class TorchRunner:
     """`memory`: writable, `[slots][Full Block]` of the layout that (`kv_dtype`, `block_tokens`) give; borrowed until
-    `close`. `threads` 0 = all cores of this process. Raises ModelFileError, ConfigError.
+    `close`. `threads` 0 = all cores of this process. `kernels`: "native" is compiled at first use, beside the prepared
+    directory, and makes results independent of batching and chunking bit for bit; "torch" needs no compiler and is
+    slower; "auto" takes the first that works. Raises ModelFileError, ConfigError.
     """
 
     def __init__(
@@ -38,11 +44,13 @@ class TorchRunner:
         kv_dtype: Dtype = "float32",
         block_tokens: int = 16,
         threads: int = 0,
-        device: Literal["auto", "cpu"] | str = "auto",
+        device: str = "auto",
+        kernels: Kernels = "auto",
     ) -> None:
         if device not in ("auto", "cpu"):
             raise ConfigError(f"device {device!r} is not supported; supported are 'auto' and 'cpu'")
-        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        threads = threads or len(os.sched_getaffinity(0))
+        torch.set_num_threads(threads)
         self.info = load_model_info(prepared, kv_dtype, block_tokens)
         self._shape = load_shape(prepared)
         layout = self.info.layout
@@ -54,7 +62,7 @@ class TorchRunner:
         dims = (self.slots, layout.layers, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
         used = memory.cast("B")[: self.slots * layout.full_block_bytes]
         self._pages = torch.frombuffer(used, dtype=_TORCH[kv_dtype]).view(dims)
-        self._layers: Layers = TorchLayers(self._shape, TensorFile(prepared / WEIGHTS_FILE), self._pages)
+        self._layers = self._choose(prepared, kernels, threads)
 
     def run(self, batch: list[Chunk], gate: LayerGate) -> list[Sampled]:
         """See `ModelRunner.run`."""
@@ -73,3 +81,16 @@ class TorchRunner:
     def close(self) -> None:
         """Let go of the arena: its memoryview can be released afterwards."""
         del self._layers, self._pages
+
+    def _choose(self, prepared: Path, kernels: Kernels, threads: int) -> Layers:
+        weights = TensorFile(prepared / WEIGHTS_FILE)
+        if kernels == "torch":
+            return TorchLayers(self._shape, weights, self._pages)
+        problem = native_layers.refusal(self._shape)
+        library = problem or native_build.load(prepared.parent)
+        if not isinstance(library, str):
+            return native_layers.NativeLayers(library, self._shape, weights, self._pages, threads)
+        if kernels == "native":
+            raise ConfigError(f"the compiled kernels cannot be used: {library}; use kernels='torch'")
+        log.warning("compiled kernels are not used (%s); plain torch is slower", library)
+        return TorchLayers(self._shape, weights, self._pages)
