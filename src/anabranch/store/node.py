@@ -107,8 +107,7 @@ class Node:
         self.handoffs = HandoffBook(
             book, address, layout.layers, counters, secret, act, lambda session, m: act(Tell(session, m))
         )
-        queue_bytes = min(config.write_queue_bytes, max(book.slots // 4, 1) * layout.full_block_bytes)
-        self.writeback = WriteBack(book, ssd, queue_bytes // layout.full_block_bytes, counters, act)
+        self.writeback = WriteBack(book, ssd, config.write_queue_bytes // layout.full_block_bytes, counters, act)
         self.announcer = Announcer(node_id, str(address), digest, config.heartbeat_s, act)
         self.sessions: dict[bytes, AttachedSession] = {}
         self.awaited: dict[bytes, AttachedSession] = {}

@@ -1,19 +1,24 @@
-"""What happens to a block after its commit: checksum, then SSD. Bounded; what does not fit is dropped and counted."""
+"""What happens to a block after its commit: checksum, then SSD.
+
+A block that waits for the disk stays evictable: only the few that are being written are pinned. The queue is bounded;
+what does not fit, or was evicted before its turn, is dropped and counted.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 from anabranch.store.actions import NodeAction, Seal, Sealed, SsdWritten, WriteSsd
-from anabranch.store.slots import SlotBook
+from anabranch.store.slots import Named, SlotBook
 from anabranch.store.ssd_index import SsdIndex
 
 PAUSE_S = 5.0
+WRITING = 4  # blocks handed to the writer at a time: it never waits for the brain
 
 
 class WriteBack:
-    """`capacity`: blocks that may be pinned for writing at a time.
+    """`capacity`: blocks that may wait for the disk.
 
     A full file system: one forced eviction and one retry with space that exists; if that fails too, writes pause
     (`paused`, visible in the node's state) and are tried again after PAUSE_S.
@@ -32,15 +37,16 @@ class WriteBack:
         self._capacity = max(capacity, 1)
         self._counters = counters
         self._act = act
-        self._queued = 0
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._writing = 0
         self._sealing = 0
         self._retried: set[bytes] = set()
         self._paused_at: float | None = None
 
     @property
     def pending(self) -> int:
-        """Slots pinned for a checksum or a write."""
-        return self._queued + self._sealing
+        """Blocks that wait for a checksum or a write."""
+        return len(self._waiting) + self._writing + self._sealing
 
     @property
     def paused(self) -> bool:
@@ -63,9 +69,10 @@ class WriteBack:
             self._counters["commit_conflicts"] += event.conflict
             self._book.unpin([event.slot, event.resident])
             return
-        named = self._book.seal(event.slot, event.key, event.block_sum)
-        if not named or not self._write(event.slot, event.key):
-            self._book.unpin([event.slot])
+        if self._book.seal(event.slot, event.key, event.block_sum) and self._ssd is not None:
+            self._enqueue(event.slot, event.key)
+        self._book.unpin([event.slot])
+        self._pump()
 
     def written(self, event: SsdWritten, now: float) -> None:
         if self._ssd is None:
@@ -86,27 +93,40 @@ class WriteBack:
             self._ssd.end_write(event.ssd_slot, event.block, written=not event.outcome)
             self._counters["ssd_write_errors" if event.outcome else "ssd_written"] += 1
         self._retried.discard(key)
-        self._queued -= 1
+        self._writing -= 1
         self._book.unpin([event.slot])
+        self._pump()
 
     def tick(self, now: float) -> None:
         if self._paused_at is not None and now - self._paused_at >= PAUSE_S and self._ssd is not None:
             self._paused_at = None
             self._ssd.restore()
+            self._pump()
 
-    def _write(self, slot: int, key: bytes) -> bool:
-        if self._ssd is None or self._ssd.holds(key):
-            return False
-        if self._queued >= self._capacity or self.paused:
+    def _enqueue(self, slot: int, key: bytes) -> None:
+        if len(self._waiting) >= self._capacity or self.paused:
             self._counters["writes_dropped"] += 1
-            return False
-        ssd_slot = self._ssd.begin_write(key)
+        else:
+            self._waiting.append((slot, key))
+
+    def _pump(self) -> None:
+        """Hand the next blocks to the writer."""
+        while self._waiting and self._writing < WRITING and self._ssd is not None and not self.paused:
+            slot, key = self._waiting.popleft()
+            block = self._book.named.get(slot)
+            if block is None or block.key != key:
+                self._counters["writes_dropped"] += 1
+            elif not self._ssd.holds(key):
+                self._write(self._ssd, slot, block)
+
+    def _write(self, ssd: SsdIndex, slot: int, block: Named) -> None:
+        ssd_slot = ssd.begin_write(block.key)
         if ssd_slot is None:
             self._counters["writes_dropped"] += 1
-            return False
-        self._queued += 1
-        self._act(WriteSsd(slot, ssd_slot, self._book.named[slot]))
-        return True
+            return
+        self._writing += 1
+        self._book.pin([slot])
+        self._act(WriteSsd(slot, ssd_slot, block))
 
     def _pause(self, now: float) -> None:
         self._paused_at = now
