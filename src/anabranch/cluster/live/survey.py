@@ -64,7 +64,7 @@ def survey(run_dir: Path, name: str) -> ClusterReport:
 
 def _report(child: ChildStatus, spec: ClusterSpec) -> ProcessReport:
     load: dict[str, float] = {}
-    health = child.state
+    health: str = child.state
     if child.state == "ready":
         try:
             load, health = _ask(child, spec), "ok"
