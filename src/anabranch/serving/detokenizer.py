@@ -24,27 +24,17 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """`pieces[token]` are the bytes of a token; tokens in `silent` (special ones) and unknown ids have no text.
+    """`pieces[token]` are the bytes of a token; tokens in `silent` (special ones) and unknown ids have no text."""
 
-    `strip_first_space`: the vocabulary marks word starts with a space that the first word of a text does not show.
-    """
-
-    def __init__(
-        self, pieces: Sequence[bytes | None], silent: frozenset[int] = frozenset(), *, strip_first_space: bool = False
-    ) -> None:
+    def __init__(self, pieces: Sequence[bytes], silent: frozenset[int] = frozenset()) -> None:
         self._pieces = pieces
         self._silent = silent
-        self._strip = strip_first_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
         if token in self._silent or not 0 <= token < len(self._pieces):
             return ""
-        piece = self._pieces[token] or b""
-        if self._strip and piece:
-            self._strip = False
-            piece = piece.removeprefix(b" ")
-        return self._decoder.decode(piece)
+        return self._decoder.decode(self._pieces[token])
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
