@@ -156,6 +156,8 @@ def test_what_the_tier_occupies_already_counts_as_room(tmp_path: Path, monkeypat
     frozen = os.statvfs(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda path: frozen)
     before = disk_room(str(tmp_path))
-    (tmp_path / "data").write_bytes(os.urandom(1 << 20))
-    os.sync()
+    with (tmp_path / "data").open("wb") as file:
+        file.write(os.urandom(1 << 20))
+        file.flush()
+        os.fsync(file.fileno())
     assert disk_room(str(tmp_path)) >= before + (1 << 20)

@@ -70,7 +70,7 @@ def run_guarded(command: click.Command, args: list[str]) -> int:
     except OSError as error:
         if debug:
             raise
-        report(str(error))
+        report(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
         return 1
     except Exception as error:  # the outermost boundary: a bug becomes one line and exit code 1
         if debug:
