@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from pathlib import Path
@@ -100,10 +101,14 @@ class LogFollower:
 
     def _copy(self) -> None:
         for path in sorted(self._folder.glob("*.log")):
-            with path.open("rb") as file:
+            # A stopping cluster removes its folder.
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))
-                data = file.read(1 << 20)
-            whole = data.rfind(b"\n") + 1
-            self._offsets[path] = self._offsets.get(path, 0) + whole
-            for line in data[:whole].decode(errors="replace").splitlines():
-                self._console.print(f"{path.stem:<14} {line}", markup=False, highlight=False, soft_wrap=True)
+                self._print(path, file.read(1 << 20))
+
+    def _print(self, path: Path, data: bytes) -> None:
+        """Whole lines only; the rest of a line comes with the next copy."""
+        whole = data.rfind(b"\n") + 1
+        self._offsets[path] = self._offsets.get(path, 0) + whole
+        for line in data[:whole].decode(errors="replace").splitlines():
+            self._console.print(f"{path.stem:<14} {line}", markup=False, highlight=False, soft_wrap=True)
