@@ -214,6 +214,7 @@ class Admission:
             sequence.computed = usable * book.block_tokens
             sequence.published = usable
             sequence.pending = None
+            self._handoffs.load_fell_short(sequence, usable)
             book.count("loads_short")
             book.log(sequence.job, f"load fell short: {event.usable} of {load.blocks} blocks ({event.reason})")
         if sequence.state is State.RUNNING:

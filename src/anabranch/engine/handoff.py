@@ -123,6 +123,14 @@ class Handoffs:
         for _, index in blocks:
             handoff.partly[index] = load.pushed
 
+    def load_fell_short(self, sequence: Sequence, usable: int) -> None:
+        """Blocks from `usable` on must not be read any more, but a layer of them may be on its way: give the hand-off
+        up rather than send something else under its name."""
+        handoff = self._pushable(sequence)
+        if handoff is not None and any(index >= usable for index in handoff.partly):
+            self._book.log(sequence.job, "hand-off abandoned: a load that it was forwarding fell short")
+            self._book.abandon(sequence)
+
     def push_of(self, sequence: Sequence, end: int) -> Push | None:
         """The blocks complete at position `end` and not sent yet, marked as sent."""
         handoff = self._pushable(sequence)

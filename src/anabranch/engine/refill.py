@@ -14,14 +14,16 @@ from anabranch.engine.kv_port import Reserved
 
 
 class Refill:
-    """At most one reservation at a time; `refused` is the size of the last one that failed, 0 after a success."""
+    """At most one reservation at a time. After a refusal it asks again when something was freed or time has passed: for
+    spares alone, or (`stuck`) also for starved sequences when nobody was left to preempt."""
 
     def __init__(self, book: Book, admission: Admission) -> None:
         self._book = book
         self._admission = admission
         self._op: int | None = None
         self._asked = 0
-        self._refused = 0
+        self._refused = False
+        self._stuck = False
         self._retry_at = 0.0
         self._frees_seen = 0
 
@@ -42,13 +44,10 @@ class Refill:
         target = book.config.spare_slots + len(book.running) // book.block_tokens if book.running else 0
         if not book.starved and len(book.spares) * 2 >= target:
             return
-        count = max(book.starved, target - len(book.spares))
-        if self._refused:
-            if book.starved:
-                count = book.starved
-            if count >= self._refused and now < self._retry_at and book.frees == self._frees_seen:
-                return
-        self._ask(count)
+        backing_off = now < self._retry_at and book.frees == self._frees_seen
+        if backing_off and (self._stuck or (self._refused and not book.starved)):
+            return
+        self._ask(book.starved if book.starved and self._refused else max(book.starved, target - len(book.spares)))
 
     def answered(self, event: Reserved, now: float) -> bool:
         """Take in the answer; False when it is not for the stock."""
@@ -59,13 +58,14 @@ class Refill:
         if event.slots:
             book.stocked(event.slots)
             book.starved = 0
-            self._refused = 0
+            self._refused = self._stuck = False
         elif book.starved and self._asked > book.starved:
             self._ask(book.starved)
         elif book.starved and self._preempt_youngest():
             self._ask(1)
         else:
-            self._refused = self._asked
+            self._refused = True
+            self._stuck = book.starved > 0
             self._retry_at = now + RETRY_S
             self._frees_seen = book.frees
         return True
@@ -76,10 +76,15 @@ class Refill:
         self._book.do(Reserve(self._op, count))
 
     def _preempt_youngest(self) -> bool:
-        """False when only the oldest is left, or none that may be stopped now."""
+        """False when only the oldest is left, or none that may be stopped now.
+
+        The last one is stopped only when it is alone and stuck all the same: its blocks may have been published by
+        others before it, and those copies, parents of its later blocks, cannot be evicted while it runs. Acquiring
+        anew puts it on these copies."""
         book = self._book
+        others = len(book.running) > 1 or book.handoffs or book.draining or book.promised
         able = [s for s in book.running.values() if s.load is None and s.pending is None and s.job.kind != "prefill"]
-        if len(able) < 2:
+        if not able or (len(able) == 1 and (others or not self._stuck)):
             return False
         victim = max(able, key=lambda sequence: sequence.age)
         book.count("preemptions")

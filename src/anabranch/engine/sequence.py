@@ -55,8 +55,8 @@ class Load:
 class Handoff:
     """One transfer of a request's prompt K/V, seen from one end.
 
-    Outbound: blocks below `next_block` have been pushed in all layers; `partly[i]` layers of block i have been pushed
-    although its load fell short afterwards. Inbound: `prepared` once the ticket is out.
+    Outbound: blocks below `next_block` have been pushed in all layers; `partly[i]` layers of block i were pushed
+    while it was being loaded. Inbound: `prepared` once the ticket is out.
     """
 
     __slots__ = (

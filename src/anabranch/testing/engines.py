@@ -207,7 +207,7 @@ def run_until_idle(
         for engine in engines:
             busy = engine.turn(now) or busy
         now += tick_s
-        if not busy:
+        if not busy and not fabric.pending:
             if all(engine.core.idle for engine in engines):
                 return now
             now = max(now, min(engine.core.next_wake() for engine in engines if not engine.core.idle))
