@@ -71,6 +71,11 @@ class SsdFiles:
         stuck = sum(now - since > STUCK_S for since in list(self._running.values()))
         return stuck < READERS
 
+    @property
+    def reading(self) -> int:
+        """Reads queued or under way."""
+        return self._readers.outstanding
+
     def read(self, ssd_slots: list[int], blocks: list[Named], task: SegmentTask) -> None:
         """Read and verify blocks into the task's arena slots; SsdReleased follows when the SSD slots are not needed
         any more."""
