@@ -10,6 +10,7 @@ import msgspec
 
 from anabranch.cluster.live import probes
 from anabranch.cluster.live.child import ChildStatus
+from anabranch.cluster.live.entry import served_name
 from anabranch.cluster.live.run_folder import read_spec, read_state, supervisor_pid
 from anabranch.cluster.spec import ClusterSpec
 from anabranch.core.errors import Unavailable
@@ -55,7 +56,7 @@ def survey(run_dir: Path, name: str) -> ClusterReport:
     return ClusterReport(
         name=state.name,
         url=state.url,
-        model=spec.model.served_name or spec.model.source,
+        model=served_name(spec),
         supervisor_pid=pid,
         resident_bytes=resident_bytes(pid) + sum(process.resident_bytes for process in processes),
         processes=processes,
