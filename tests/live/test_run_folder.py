@@ -20,7 +20,7 @@ from anabranch.cluster.live.run_folder import RunFolder, RunState, private_folde
 from anabranch.cluster.local import SPEC_FILE, STATE_FILE, arena_prefix
 from anabranch.cluster.settings import SECTIONS, Settings, settings_of
 from anabranch.core.config import Resolved
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import ConfigError, MissingExtra
 from anabranch.core.live.environment import gather
 from anabranch.core.live.process import is_alive
 
@@ -161,3 +161,10 @@ def test_what_the_tier_occupies_already_counts_as_room(tmp_path: Path, monkeypat
         file.flush()
         os.fsync(file.fileno())
     assert disk_room(str(tmp_path)) >= before + (1 << 20)
+
+
+def test_a_missing_extra_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"pip install 'anabranch\[serve\]'"):
+        LocalCluster(tripwire_settings(tmp_path)).start()
+    assert not (tmp_path / "run").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import socket
@@ -21,12 +22,24 @@ from anabranch.cluster.live.child import ChildPlan, ChildStatus
 from anabranch.cluster.live.run_folder import RunFolder, RunState, default_data_dir, default_run_dir
 from anabranch.cluster.live.supervisor import OnEvent, Supervisor
 from anabranch.cluster.settings import Settings, contradictions
-from anabranch.cluster.spec import ClusterSpec
+from anabranch.cluster.spec import ClusterSpec, ModelChoice
 from anabranch.core.config import refuse
-from anabranch.core.errors import ConfigError, Unavailable
+from anabranch.core.errors import ConfigError, MissingExtra, Unavailable
 from anabranch.core.live.process import resident_bytes
 
 START_TIMEOUT_S = 180.0
+# (extra, module, whether a synthetic model needs it too)
+NEEDED = (
+    ("serve", "starlette", True),
+    ("serve", "uvicorn", True),
+    ("serve", "httptools", True),
+    ("serve", "prometheus_client", True),
+    ("serve", "tokenizers", False),
+    ("serve", "jinja2", False),
+    ("engine", "torch", False),
+    ("engine", "numpy", False),
+    ("engine", "safetensors", False),
+)
 Progress = Callable[[str, float], None]
 
 
@@ -59,6 +72,7 @@ class LocalCluster:
     def start(self, *, timeout_s: float = START_TIMEOUT_S, cancelled: threading.Event | None = None) -> None:
         """Prepare the model, start every process, return when all are ready (or `cancelled` is set)."""
         refuse(contradictions(self._settings))
+        require_extras(self._settings.model)
         gateway = self._settings.gateway
         if (problem := busy_port(gateway.host, gateway.port)) is not None:
             raise ConfigError(problem)
@@ -213,6 +227,13 @@ class LocalCluster:
         except OSError as error:
             self._on_event("supervisor", f"cannot write {local.STATE_FILE}, `anabranch status` will be wrong: {error}")
         self._on_change(statuses)
+
+
+def require_extras(model: ModelChoice) -> None:
+    """Raises MissingExtra for the first module that a process of the cluster would miss."""
+    for extra, module, synthetic_too in NEEDED:
+        if (synthetic_too or not local.is_synthetic(model)) and importlib.util.find_spec(module) is None:
+            raise MissingExtra(extra, module)
 
 
 def command(process: local.Process, spec_path: Path) -> list[str]:
