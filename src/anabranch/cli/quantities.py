@@ -13,18 +13,12 @@ UNITS |= {name: 1024**power for power, name in enumerate(("k", "m", "g", "t"), 1
 WRITTEN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
-class ByteCount(click.ParamType):
-    """`24GiB`, `24G` (both binary), `24GB` (decimal), or a plain number of bytes."""
-
-    name = "bytes"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = WRITTEN.fullmatch(str(value))
-        if match is None or match[2].lower() not in UNITS:
-            self.fail(f"{value!r} is not an amount of bytes; write it like 24GiB, 24GB or 512M", param, ctx)
-        return int(float(match[1]) * UNITS[match[2].lower()])
+def byte_count(value: str) -> int:
+    """`24GiB`, `24G` (both binary), `24GB` (decimal), or a plain number of bytes. Raises click.BadParameter."""
+    match = WRITTEN.fullmatch(value)
+    if match is None or match[2].lower() not in UNITS:
+        raise click.BadParameter(f"{value!r} is not an amount of bytes; write it like 24GiB, 24GB or 512M")
+    return int(float(match[1]) * UNITS[match[2].lower()])
 
 
 def human_bytes(count: int) -> str:

@@ -15,7 +15,7 @@ from anabranch.blocks.models.architecture import Architecture
 from anabranch.blocks.models.config_json import architecture_of
 from anabranch.blocks.models.gguf_metadata import architecture_of_gguf
 from anabranch.blocks.models.sizing import ELEMENT_BYTES, Sizing
-from anabranch.cli.quantities import ByteCount, human_bytes
+from anabranch.cli.quantities import byte_count, human_bytes
 from anabranch.core.errors import MissingExtra, ModelFileError
 
 # SmolLM2-135M-Instruct, the model that `anabranch up` serves by default, with its K/V in float32.
@@ -64,7 +64,9 @@ class SizeReport(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("model", metavar="MODEL")
 @click.option("--context", type=click.IntRange(min=1), help="Tokens per sequence.  [default: the model's context]")
 @click.option("--concurrency", type=click.IntRange(min=1), default=1, show_default=True, help="Sequences at a time.")
-@click.option("--memory", type=ByteCount(), help="Memory for K/V on one rank, e.g. 40GiB (without the weights).")
+@click.option(
+    "--memory", type=byte_count, metavar="BYTES", help="Memory for K/V on one rank, e.g. 40GiB (without the weights)."
+)
 @click.option(
     "--dtype",
     type=click.Choice(["auto", *ELEMENT_BYTES]),
