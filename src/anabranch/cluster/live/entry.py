@@ -6,6 +6,7 @@ asked to stop (SIGTERM). The optional extras are imported by the process that ne
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from anabranch.cluster.local import is_synthetic
 from anabranch.cluster.spec import ClusterSpec, Member
 from anabranch.core.errors import ConfigError
-from anabranch.engine.runner import ModelInfo
+from anabranch.engine.runner import ModelInfo, ModelRunner
 
 
 def member_of(spec: ClusterSpec, engine_id: str) -> Member:
@@ -76,6 +77,38 @@ def run_gateway(spec: ClusterSpec) -> None:
 
 
 def run_engine(spec: ClusterSpec, engine_id: str) -> None:
+    from anabranch.connectors.native import NativePort
     from anabranch.engine.live.server import run_engine as run
 
-    run(spec, member_of(spec, engine_id))
+    member, info = member_of(spec, engine_id), model_info(spec)
+    run(
+        engine_id=engine_id,
+        role=member.role,
+        address=member.engine_address,
+        config=spec.engine,
+        info=info,
+        identity=info.digest,
+        port_factory=lambda sink: NativePort(member.node_address, info.layout, sink),
+        runner_factory=lambda memory: _runner(spec, info, memory),
+        served_name=served_name(spec),
+    )
+
+
+def _runner(spec: ClusterSpec, info: ModelInfo, memory: memoryview) -> ModelRunner:
+    if is_synthetic(spec.model):
+        from anabranch.engine.paced import Pace, PacedRunner
+        from anabranch.engine.tripwire import TripwireRunner
+
+        tripwire = TripwireRunner(info, memory)
+        if spec.model.source == "tripwire":
+            return tripwire
+        return PacedRunner(tripwire, Pace(), clock=time.monotonic, sleep=time.sleep)
+    from anabranch.engine.live.torch_runner import TorchRunner
+
+    return TorchRunner(
+        Path(spec.model.prepared),
+        memory,
+        kv_dtype=spec.model.kv_dtype,
+        block_tokens=spec.engine.block_tokens,
+        threads=spec.engine.threads,
+    )
