@@ -14,6 +14,7 @@ import pytest
 
 from anabranch.core.errors import ConfigError, LayoutMismatch
 from anabranch.engine import kv_port as port
+from anabranch.store import writeback
 from anabranch.testing.faults import PlannedFaults
 from anabranch.testing.store import LAYOUT, Probe, StoreLab, chain, wait_for
 
@@ -205,16 +206,17 @@ def test_blocks_come_back_from_ssd_after_a_restart(lab: StoreLab, tmp_path: Path
     node = lab.nodes["n"]
     assert node.counters["recovered_ssd"] == 30
     assert lab.probe("n").count(keys) == ["ssd"] * 30
-    assert node.counters["ssd_reads"] <= 3
+    assert node.counters["ssd_reads"] <= 6
     assert lab.probe("n").count(keys) == ["dram"] * 30
     assert all(os.stat(f).st_mode & 0o077 == 0 for f in (tmp_path / "n-ssd").iterdir())
 
 
 def flip(directory: Path, slot: int, at: int) -> None:
     """Change one byte of an SSD slot."""
-    (segment,) = directory.glob("*.seg")
-    with open(segment, "r+b") as file:
-        file.seek(slot * SSD_SLOT + at)
+    segments = sorted(directory.glob("*.seg"))
+    per_segment = segments[0].stat().st_size // SSD_SLOT
+    with open(segments[slot // per_segment], "r+b") as file:
+        file.seek(slot % per_segment * SSD_SLOT + at)
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
@@ -350,30 +352,52 @@ def test_s14_the_disk_limit_holds_with_leftover_and_foreign_files(lab: StoreLab,
     probe.close()
     node.stop(unlink_arena=True)
     del lab.nodes["n"]
-    (directory / "theirs").write_bytes(bytes(2 * SSD_SLOT))
+    (directory / "theirs").write_bytes(bytes(5 * SSD_SLOT))
+    assert lab.node("n", ssd_bytes=limit).ssd.slots == 15  # type: ignore[union-attr]
+    assert usage(directory) <= limit
+    assert len(lab.probe("n").count(first)) <= 15
+    lab.nodes.pop("n").stop()
+    (directory / "theirs").write_bytes(bytes(20 * SSD_SLOT))
     with pytest.raises(ConfigError, match="raise ssd_bytes"):
         lab.node("n", ssd_bytes=limit)
 
 
 def test_s15_a_full_file_system_pauses_writes_visibly_and_reads_go_on(lab: StoreLab) -> None:
     faults = PlannedFaults()
-    segment = 64 << 20
-    per_segment = segment // SSD_SLOT
-    node = lab.node("n", ssd_bytes=2 * segment, faults=faults)
+    node = lab.node("n", ssd_bytes=32 * SSD_SLOT, faults=faults)  # segments of two blocks
     probe = lab.probe("n")
     keys = chain("p", 4)
     probe.put(keys)
     lab.settled("n")
-    faults.arm("ssd.write", "fail")
-    faults.arm("ssd.grow", "fail", times=100)
-    index = node.node.ssd
-    assert index is not None
-    assert index.pool.slots == 2 * per_segment
-    assert node.stat().state["ssd"] == "ok"
+    faults.arm("ssd.grow", "fail", times=1)
     probe.put(chain("q", 1))
     lab.settled("n")
-    assert node.counters["ssd_write_errors"] == 1
+    assert (node.counters["ssd_full"], node.counters["evicted_ssd"]) == (1, 1)  # one forced eviction, one retry
+    assert node.census()["ssd_blocks"] == 4
+    assert node.stat().state["ssd"] == "ok"
+    probe.put(chain("r", 1))
+    lab.settled("n")
+    assert node.counters["evicted_ssd"] == 2
+    assert node.census()["ssd_blocks"] == 4
     assert probe.count(keys) == ["dram"] * 4
+
+
+def test_s15_a_disk_without_room_for_anything_pauses_and_resumes(
+    lab: StoreLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writeback, "PAUSE_S", 0.2)
+    faults = PlannedFaults()
+    node = lab.node("n", ssd_bytes=32 * SSD_SLOT, faults=faults)
+    probe = lab.probe("n")
+    faults.arm("ssd.grow", "fail", times=2)
+    keys = chain("p", 2)
+    probe.put(keys)
+    wait_for(lambda: node.counters["ssd_pauses"] == 1, "the pause")
+    assert node.census()["ssd_blocks"] == 0
+    assert probe.count(keys) == ["dram"] * 2
+    wait_for(lambda: node.stat().state["ssd"] == "ok", "the end of the pause")
+    probe.put(chain("q", 3))
+    wait_for(lambda: node.census()["ssd_blocks"] >= 3, "writes to resume")
 
 
 def test_a_second_node_on_one_ssd_directory_is_refused(lab: StoreLab, tmp_path: Path) -> None:

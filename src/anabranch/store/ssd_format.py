@@ -27,8 +27,9 @@ def stride_bytes(layout: KvLayout) -> int:
 
 
 def segment_slots(layout: KvLayout, limit_bytes: int) -> int:
-    """Slots of one segment file; 0 if not even one block fits into the limit."""
-    return min(max(SEGMENT_BYTES // stride_bytes(layout), 1), limit_bytes // stride_bytes(layout))
+    """Slots of one segment file: 64 MiB, or a sixteenth of a small limit; 0 if not even one block fits."""
+    stride = stride_bytes(layout)
+    return min(max(min(SEGMENT_BYTES, limit_bytes // 16) // stride, 1), limit_bytes // stride)
 
 
 def pack_header(block: Named, layout: bytes, sequence: int) -> bytes:

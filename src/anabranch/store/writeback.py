@@ -129,5 +129,6 @@ class WriteBack:
         self._act(WriteSsd(slot, ssd_slot, block))
 
     def _pause(self, now: float) -> None:
-        self._paused_at = now
-        self._counters["ssd_pauses"] += 1
+        if self._paused_at is None:
+            self._paused_at = now
+            self._counters["ssd_pauses"] += 1

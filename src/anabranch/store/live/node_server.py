@@ -339,6 +339,7 @@ def run_node(
     unix_address: str,
     arena_path: str,
     directory_address: str = "",
+    faults: Faults = NO_FAULTS,
     ready: Callable[[NodeServer], None] = lambda server: None,
 ) -> None:
     """A node process's main: serve until SIGTERM or SIGINT, keep the arena for a successor. Main thread only."""
@@ -347,7 +348,7 @@ def run_node(
         signal.signal(number, lambda *_: done.set())
     server = NodeServer(
         node_id, layout, config,
-        unix_address=unix_address, arena_path=arena_path, directory_address=directory_address,
+        unix_address=unix_address, arena_path=arena_path, directory_address=directory_address, faults=faults,
     ).start()  # fmt: skip
     ready(server)
     while not done.wait(0.2):

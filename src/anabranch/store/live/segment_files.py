@@ -31,9 +31,9 @@ class SegmentFiles:
         self._directory = directory
         self._faults = faults
         self.stride = stride_bytes(layout)
-        self.per_segment = segment_slots(layout, limit_bytes)
         self._digest = layout_digest(layout)
         os.makedirs(directory, mode=0o700, exist_ok=True)
+        self.per_segment = self._geometry() or segment_slots(layout, limit_bytes)
         self._lock = os.open(os.path.join(directory, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._files: list[int] = []
         self.direct = False
@@ -88,6 +88,12 @@ class SegmentFiles:
             os.close(fd)
         self._files.clear()
         os.close(self._lock)
+
+    def _geometry(self) -> int:
+        """Slots a segment in the files that are there already, 0 if there are none: another limit is no reason to
+        throw them away."""
+        names = (NAME.fullmatch(name) for name in sorted(os.listdir(self._directory)))
+        return next((int(match[2]) for match in names if match and match[1] == self._digest.hex()), 0)
 
     def _adopt(self, limit_bytes: int) -> int:
         mine: dict[int, str] = {}
