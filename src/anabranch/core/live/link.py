@@ -76,8 +76,9 @@ class Link:
         self._writer = threading.Thread(target=self._write, name=f"{name}-write", daemon=True)
 
     def start(self) -> None:
-        self._reader.start()
+        # A reader that finds the peer gone waits for the writer, which must have been started by then.
         self._writer.start()
+        self._reader.start()
 
     @property
     def peer_pid(self) -> int | None:
