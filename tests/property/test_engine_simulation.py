@@ -105,7 +105,11 @@ class World:
             self.gateway.cancel(self.rng.choice(live).request.request_id)
         elif event == 1:
             port = self.rng.choice(self.engines).port
-            port.lose() if not port.lost else port.come_back()
+            if not port.lost:
+                port.lose()
+            else:
+                private = port.private
+                port.come_back(self.rng.sample(private, min(len(private), self.rng.choice((0, 0, 3)))))
         elif event == 2 and self.fabric.inbound:
             self.fabric.expire(self.rng.choice(sorted(self.fabric.inbound)))
         elif event == 3:
@@ -117,6 +121,8 @@ class World:
             if engine.port.lost:
                 engine.port.come_back()
         self.now = run_until_idle(self.fabric, self.engines, now=self.now)
+        for engine in self.engines:
+            engine.port.release_lost()
 
     def check(self, replies: list[Reply]) -> int:
         """Answered in full, all equal to the oracle, or an allowed failure; returns how many were answered."""

@@ -132,7 +132,7 @@ class Admission:
         book = self._book
         rest = block_count(len(sequence.tokens), book.block_tokens) - len(sequence.pages)
         if not self._has_room(rest) and (book.running or len(self.starting) > 1):
-            self._step_back(sequence, max(now, book.now))
+            self.step_back(sequence, max(now, book.now))
             return
         sequence.state = State.RESERVING
         sequence.op = book.number()
@@ -146,7 +146,7 @@ class Admission:
         book = self._book
         book.detach(sequence)
         if not event.slots:
-            self._step_back(sequence, now)
+            self.step_back(sequence, now)
             return
         self._squeezed = False
         book.refs.grant(event.slots)
@@ -161,9 +161,10 @@ class Admission:
             self._account(sequence)
         self._handoffs.open_outbound(sequence)
 
-    def _step_back(self, sequence: Sequence, now: float) -> None:
+    def step_back(self, sequence: Sequence, now: float) -> None:
         """No room: give everything back and wait at the head of the queue."""
         book = self._book
+        book.detach(sequence)
         book.log(sequence.job, "no room yet")
         book.count("admissions_refused")
         self.starting.pop(sequence.number, None)

@@ -42,7 +42,6 @@ class Book:
         self.reserves: dict[int, Sequence | None] = {}
         self.loads: dict[int, Sequence] = {}
         self.orphan_loads: dict[int, list[int]] = {}
-        self.lost: set[int] = set()
         self.promised = 0
         self.starved = 0
         self.frees = 0
@@ -102,8 +101,6 @@ class Book:
     def free(self, slots: list[int]) -> None:
         if slots:
             self.frees += 1
-            if self.lost:
-                self.lost.intersection_update(self.refs.held())
             self.do(Free(slots))
 
     def release_pages(self, sequence: Sequence) -> None:

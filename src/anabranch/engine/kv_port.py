@@ -90,7 +90,8 @@ class PortLost(msgspec.Struct, frozen=True):
 
 
 class PortBack(msgspec.Struct, frozen=True):
-    """The node is back and has confirmed every slot in use. `lost` slots were not confirmed: never publish them."""
+    """The node is back and has confirmed every slot in use. `lost` slots were not confirmed: somebody else may have
+    them now, so what depends on them is recomputed. Giving them back with `free` changes nothing."""
 
     lost: list[int] = []
 
@@ -127,7 +128,7 @@ class KvPort(Protocol):
     def open_outbound(self, handoff: str, ticket: Ticket) -> None: ...
 
     def push_layer(self, handoff: str, layer: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """Send Layer Block `layer` of each (slot, prompt block index). The slots stay referenced until OutboundEnded."""
+        """Send Layer Block `layer` of each (slot, prompt block index); slots stay referenced until OutboundEnded."""
 
     def finish_outbound(self, handoff: str) -> None:
         """Everything has been pushed; OutboundEnded follows."""

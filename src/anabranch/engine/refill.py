@@ -11,6 +11,7 @@ from anabranch.engine.actions import Reserve
 from anabranch.engine.admission import RETRY_S, Admission
 from anabranch.engine.book import Book
 from anabranch.engine.kv_port import Reserved
+from anabranch.engine.sequence import Sequence, State
 
 
 class Refill:
@@ -86,10 +87,31 @@ class Refill:
         able = [s for s in book.running.values() if s.load is None and s.pending is None and s.job.kind != "prefill"]
         if not able or (len(able) == 1 and (others or not self._stuck)):
             return False
-        victim = max(able, key=lambda sequence: sequence.age)
+        self._preempt(max(able, key=lambda sequence: sequence.age))
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        book = self._book
         book.count("preemptions")
         book.log(victim.job, f"preempted at {len(victim.tokens)} tokens")
         del book.running[victim.number]
+        victim.pending = None
         book.release_pages(victim)
         self._admission.enqueue(victim, front=True)
-        return True
+
+    def evacuate(self, lost: set[int]) -> None:
+        """A restarted node did not confirm these slots: somebody else may write to them. Nothing on them counts."""
+        book = self._book
+        gone = [slot for slot in book.spares if slot in lost]
+        book.spares = [slot for slot in book.spares if slot not in lost]
+        book.free([slot for slot in gone for _ in range(book.refs.drop(slot))])
+        sequences = [sequence for job in book.jobs.values() for sequence in job.sequences]
+        for sequence in sorted(sequences, key=lambda sequence: sequence.age, reverse=True):
+            if lost.isdisjoint(sequence.pages):
+                continue
+            if sequence.state is State.RUNNING:
+                self._preempt(sequence)
+            elif sequence.state is State.RESERVING:
+                self._admission.step_back(sequence, book.now)
+            elif sequence.state is State.RECEIVING:
+                book.release_pages(sequence)

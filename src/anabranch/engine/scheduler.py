@@ -206,6 +206,17 @@ class EngineCore:
         return self._book.info
 
     @property
+    def config(self) -> EngineConfig:
+        return self._book.config
+
+    def has(self, request_id: str) -> bool:
+        """Whether the request is still here, in any state."""
+        return request_id in self._book.jobs
+
+    def requests(self) -> list[str]:
+        return list(self._book.jobs)
+
+    @property
     def idle(self) -> bool:
         return not any(self.census().values())
 
@@ -272,6 +283,9 @@ class EngineCore:
         ready = handoff is not None and handoff.ended and sequence.job.first is not None
         if sequence.state is not State.RECEIVING or not ready:
             return
+        if not sequence.pages:
+            self._admission.enqueue(sequence, front=True)
+            return
         sequence.state = State.RUNNING
         self._book.running[sequence.number] = sequence
         self._streams.commit(sequence)
@@ -307,7 +321,7 @@ class EngineCore:
                 self._store_ok = False
             case PortBack(lost=lost):
                 self._store_ok = True
-                self._book.lost.update(set(lost).intersection(self._book.refs.held()))
+                self._refill.evacuate(set(lost))
             case Ping():
                 pass
             case _:

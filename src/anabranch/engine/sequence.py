@@ -158,7 +158,6 @@ class Sequence:
         "op",
         "pending",
         "promised",
-        "publish",
         "published",
         "shared_tail",
         "stalled",
@@ -177,7 +176,6 @@ class Sequence:
         self.table = table
         self.computed = 0
         self.chain: PrefixChain | None = None
-        self.publish = job.request.cacheable
         self.published = 0
         self.state = State.WAITING
         self.op = 0

@@ -44,22 +44,18 @@ class Streams:
                 self._end(stream)
 
     def commit(self, sequence: Sequence) -> None:
-        """Publish every block that became full, parents first; nothing behind one that must stay private."""
+        """Publish every block that became full, parents first."""
         book = self._book
         end = sequence.computed // book.block_tokens
-        if not sequence.publish or end <= sequence.published:
+        if not sequence.job.request.cacheable or end <= sequence.published:
             return
         keys = sequence.keys(book.block_tokens)
         filled: list[Filled] = []
         for index in range(sequence.published, end):
-            if sequence.pages[index] in book.lost:
-                sequence.publish = False
-                break
             parent = keys[index - 1] if index else b""
             filled.append(Filled(sequence.pages[index], keys[index], parent))
         sequence.published = end
-        if sequence.publish:
-            sequence.table.seal(end)
+        sequence.table.seal(end)
         if filled:
             book.do(Commit(filled, sequence.job.request.tenant))
 
@@ -73,7 +69,7 @@ class Streams:
             twin = Sequence(book.number(), job, index, lead.tokens, lead.table.fork())
             twin.computed = lead.computed
             twin.chain = lead.chain.fork() if lead.chain is not None else None
-            twin.publish, twin.published = lead.publish, lead.published
+            twin.published = lead.published
             twin.shared_tail = lead.shared_tail
             twin.state = State.RUNNING
             book.running[twin.number] = twin

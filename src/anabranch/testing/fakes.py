@@ -146,6 +146,7 @@ class LocalPort:
         self._ssd_blocks = ssd_blocks
         self._loads: dict[int, _Loading] = {}
         self._lookups: set[int] = set()
+        self._stolen: dict[int, int] = {}
         self._held_reserves: list[tuple[int, int]] = []
         fabric.ports.append(self)
 
@@ -259,7 +260,9 @@ class LocalPort:
     def free(self, slots: Sequence[int]) -> None:
         with self._fabric.lock:
             for slot in slots:
-                if self.pool.unref(slot):
+                if self._stolen.get(slot):
+                    self._stolen[slot] -= 1
+                elif self.pool.unref(slot):
                     self._poison(slot)
 
     # --- hand-offs ---------------------------------------------------------------------------------------------
@@ -345,13 +348,29 @@ class LocalPort:
         self._pump()
 
     def come_back(self, lost: Sequence[int] = ()) -> None:
-        """The node is back: PortBack, then the reservations that waited."""
+        """The node is back: PortBack, then the reservations that waited. The `lost` slots now belong to somebody else,
+        who writes to them, until `release_lost`."""
         self.lost = False
+        for slot in lost:
+            self._stolen[slot] = self.pool.refs(slot)
+            self._poison(slot)
         self._sink(PortBack(list(lost)))
         held, self._held_reserves = self._held_reserves, []
         for op, count in held:
             self._answer_reserve(op, count)
         self._pump()
+
+    def release_lost(self) -> None:
+        """The other owner of the lost slots lets go of them."""
+        stolen, self._stolen = self._stolen, {}
+        for slot in stolen:
+            self.pool.unref(slot, self.pool.refs(slot))
+            self._poison(slot)
+
+    @property
+    def private(self) -> list[int]:
+        """Slots that engines hold and nobody has published."""
+        return [slot for slot in range(self.total_slots) if self.pool.refs(slot) and self.pool.key(slot) is None]
 
     def forget_cache(self) -> None:
         """Drop every block that nobody uses, SSD included."""
