@@ -15,8 +15,8 @@ from anabranch.blocks.models.architecture import Architecture
 from anabranch.blocks.models.config_json import architecture_of
 from anabranch.blocks.models.gguf_metadata import architecture_of_gguf
 from anabranch.blocks.models.sizing import ELEMENT_BYTES, Sizing
-from anabranch.cli.quantities import byte_count, human_bytes
 from anabranch.core.errors import MissingExtra, ModelFileError
+from anabranch.core.units import format_bytes, parse_bytes
 
 # SmolLM2-135M-Instruct, the model that `anabranch up` serves by default, with its K/V in float32.
 DEFAULT_MODEL: dict[str, object] = {
@@ -58,6 +58,14 @@ class SizeReport(msgspec.Struct, frozen=True, kw_only=True):
     longest: int | None
     model_context: int
     notes: tuple[str, ...]
+
+
+def byte_count(value: str) -> int:
+    """`24GiB`, `24GB` or a number of bytes. Raises click.BadParameter."""
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r}: {error}") from error
 
 
 @click.command()
@@ -199,7 +207,7 @@ def _show(report: SizeReport) -> None:
 
 def _rows(report: SizeReport) -> list[tuple[str, str, str]]:
     def bytes_row(name: str, count: int) -> tuple[str, str, str]:
-        return name, human_bytes(count), "" if count < 1024 else f"{count:,} B"
+        return name, format_bytes(count), "" if count < 1024 else f"{count:,} B"
 
     small, large = report.layer_block_bytes
     rows = [bytes_row("per token", report.token_bytes)]
@@ -215,7 +223,7 @@ def _rows(report: SizeReport) -> list[tuple[str, str, str]]:
     if report.concurrency > 1:
         rows.append(bytes_row(f"{report.concurrency} sequences", report.all_sequences_bytes))
     if report.memory is not None:
-        rows += _fit_rows(report, human_bytes(report.memory))
+        rows += _fit_rows(report, format_bytes(report.memory))
     return rows
 
 
