@@ -66,6 +66,7 @@ def fail(code: str = "unavailable", *, retryable: bool = True, retry_after_s: fl
 
     def fault(engine: FakeEngine, link: Link, message: Any) -> None:
         request_id = message.request_id if isinstance(message, Start) else message.request.request_id
+        engine._prepared.pop(request_id, None)
         link.send(
             Failed(
                 request_id=request_id,

@@ -27,14 +27,14 @@ class Tenants:
         self._secret = secret
 
     def authenticate(self, authorization: str | None) -> str:
-        """The tenant of an `Authorization: Bearer …` header. Raises RequestError (401).
+        """The tenant of an `Authorization: Bearer …` header, decoded as Latin-1 (ASGI). Raises RequestError (401).
 
         Compares with every key, each in constant time, so that the answer's timing tells nothing about them.
         """
         if not self._keys:
             return DEFAULT_TENANT
         scheme, _, key = (authorization or "").partition(" ")
-        given = key.strip().encode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else b""
+        given = key.strip().encode("latin-1", "replace") if scheme.lower() == "bearer" else b""
         tenant = None
         for known, owner in self._keys:
             if hmac.compare_digest(known, given):
