@@ -66,11 +66,12 @@ class DirectoryMachine(RuleBasedStateMachine):
             self.wires[name].clear()
         self.deliver(name)
 
-    @rule(seconds=st.sampled_from([0.1, 0.6, 1.1]), name=st.sampled_from(NODES))
-    def wait(self, seconds: float, name: str) -> None:
+    @rule(seconds=st.sampled_from([0.1, 0.6, 1.1]))
+    def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.announcers[name].flush(self.now)
-        self.deliver(name)
+        for name in NODES:
+            self.announcers[name].flush(self.now)
+            self.deliver(name)
 
     @rule(name=st.sampled_from(NODES))
     def break_connection(self, name: str) -> None:
