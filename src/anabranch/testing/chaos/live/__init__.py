@@ -1,0 +1,1 @@
+"""Rigs of the campaign: real sockets, real processes."""
