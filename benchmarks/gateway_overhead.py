@@ -31,7 +31,7 @@ from anabranch.engine.tripwire import tripwire_info
 from anabranch.serving.config import GatewayConfig
 from anabranch.serving.live.server import run_gateway
 from anabranch.testing.fake_engine import FakeEngine
-from anabranch.testing.gateway import wait_until
+from anabranch.testing.live.gateway import wait_until
 
 LIMIT_MS = 0.3
 CONTEXT = 1 << 20

@@ -22,7 +22,7 @@ from anabranch.serving.config import GatewayConfig
 from anabranch.serving.live.access import SECRET_FILE, Tenants, load_keys, load_secret
 from anabranch.serving.live.server import listen
 from anabranch.testing.fake_engine import FakeEngine
-from anabranch.testing.gateway import SECRET, running_gateway
+from anabranch.testing.live.gateway import SECRET, running_gateway
 
 KEYS = {"key-of-ada": "ada", "key-of-bob": "bob", "second-of-ada": "ada"}
 

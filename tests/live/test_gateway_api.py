@@ -15,7 +15,7 @@ import pytest
 from anabranch.engine.messages import Prefill, Start, Submit
 from anabranch.serving.config import GatewayConfig
 from anabranch.testing.fake_engine import FakeEngine, fake_answer
-from anabranch.testing.gateway import RunningGateway, running_gateway, wait_until
+from anabranch.testing.live.gateway import RunningGateway, running_gateway, wait_until
 
 LONG = [{"role": "user", "content": "the quick brown fox jumps over the lazy dog " * 8}]
 

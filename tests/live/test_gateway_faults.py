@@ -18,7 +18,7 @@ from anabranch.engine.messages import Cancel, Prefill, Prepare, Start, Submit
 from anabranch.serving.actions import Waits
 from anabranch.serving.config import GatewayConfig
 from anabranch.testing.fake_engine import FakeEngine, disconnect, fail, fake_answer, hang
-from anabranch.testing.gateway import RunningGateway, running_gateway, wait_until
+from anabranch.testing.live.gateway import RunningGateway, running_gateway, wait_until
 
 LONG = "a prompt of more than a few blocks " * 8
 

@@ -273,7 +273,7 @@ class Gateway:
     def _accept(self, hello: EngineHello) -> str:
         """An engine with other weights or another block size would answer wrongly, or never hit."""
         info = self.model.info
-        if hello.identity not in (info.digest, self.model.root):
+        if hello.identity != info.digest:
             return f"it runs another model ({hello.model}, {hello.identity.hex()[:16]}), not {info.digest.hex()[:16]}"
         if hello.block_tokens != info.layout.block_tokens:
             return f"its blocks have {hello.block_tokens} tokens, not {info.layout.block_tokens}"
