@@ -143,6 +143,24 @@ def test_up_status_and_down(up: Up) -> None:
 
 
 def test_a_killed_supervisor_takes_its_children_along_and_the_next_up_recovers(up: Up) -> None:
+    kill_supervisor(up)
+    assert leftovers(up.run_dir, "up"), "a killed cluster leaves its arenas"
+    process = up.start()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, up.output.read_text()
+    assert not up.run_dir.exists()
+    assert leftovers(up.run_dir, "up") == []
+
+
+def test_down_cleans_up_after_a_killed_supervisor(up: Up) -> None:
+    kill_supervisor(up)
+    down = up.command("down")
+    assert down.returncode == 0
+    assert "removed what it had left behind" in down.stdout
+    assert leftovers(up.run_dir, "up") == []
+
+
+def kill_supervisor(up: Up) -> None:
     process = up.start()
     state = read_state(up.run_dir)
     assert state is not None
@@ -150,9 +168,3 @@ def test_a_killed_supervisor_takes_its_children_along_and_the_next_up_recovers(u
     process.wait()
     wait_for(lambda: not any(is_alive(child.pid) for child in state.children))
     assert supervisor_pid(up.run_dir) is None
-    assert leftovers(up.run_dir, "up"), "a killed cluster leaves its arenas"
-    process = up.start()
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130, up.output.read_text()
-    assert not up.run_dir.exists()
-    assert leftovers(up.run_dir, "up") == []

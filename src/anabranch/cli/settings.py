@@ -58,7 +58,7 @@ def effective(
         entries += flag(section, key, value, f"--{name}")
     resolved = gather(SECTIONS, file=config_file, variables=os.environ, sets=sets, flags=entries)
     settings = settings_of(resolved)
-    ssd_dir = settings.node.ssd_dir or str(default_data_dir(settings.cluster) / "clusters")
+    ssd_dir = settings.node.ssd_dir or str(default_data_dir(settings.cluster) / "clusters" / settings.cluster.name)
     resolved, misfits = fit(resolved, settings, ssd_dir)
     problems = [*resolved.problems, *role_problems, *misfits, *contradictions(settings)]
     return Resolved(resolved.sections, resolved.origins, problems)

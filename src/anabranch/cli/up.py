@@ -46,9 +46,14 @@ def _serve(settings: Settings, verbose: bool) -> int:
     def event(process: str, message: str) -> None:
         console.print(f"{process} {message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
+    def progress(stage: str, fraction: float) -> None:
+        if stop.requested.is_set():
+            raise KeyboardInterrupt
+        display.preparing(stage, fraction)
+
     cluster = LocalCluster(
         settings,
-        progress=display.preparing,
+        progress=progress,
         on_change=lambda statuses: None if started.is_set() else display.changed(statuses),
         on_event=event,
     )

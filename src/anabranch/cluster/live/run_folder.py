@@ -196,6 +196,13 @@ def supervisor_pid(path: Path) -> int | None:
     return None
 
 
+def remove_leftovers(path: Path, name: str) -> None:
+    """Clean up after a cluster whose supervisor was killed. Raises ConfigError if it runs after all."""
+    folder = RunFolder(path, name)
+    folder.acquire()
+    folder.release()
+
+
 def stop_cluster(path: Path, name: str, *, timeout_s: float) -> int:
     """Ask the supervisor of a run folder to stop and wait until it has. Returns its process id.
 
