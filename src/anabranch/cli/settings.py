@@ -25,11 +25,11 @@ _OPTIONS = [
     ),
     click.option("--model", metavar="SOURCE", help="default, a model folder, a GGUF file, tripwire or paced."),
     click.option("--name", metavar="NAME", help="Keeps clusters on one host apart.  [default: default]"),
-    click.option("--prefill", type=int, metavar="N", help="Prefill engines.  [default: 1]"),
-    click.option("--decode", type=int, metavar="N", help="Decode engines.  [default: 1]"),
+    click.option("--prefill", metavar="N", help="Prefill engines.  [default: 1]"),
+    click.option("--decode", metavar="N", help="Decode engines.  [default: 1]"),
     click.option("--role", metavar="ROLE", help="`both`: one colocated engine instead of prefill and decode."),
     click.option("--host", metavar="HOST", help="Address of the endpoint.  [default: 127.0.0.1]"),
-    click.option("--port", type=int, metavar="PORT", help="Port of the endpoint; 0 = any.  [default: 8000]"),
+    click.option("--port", metavar="PORT", help="Port of the endpoint; 0 = any.  [default: 8000]"),
 ]
 _FLAGS = {
     "model": ("model", "source"),

@@ -91,6 +91,7 @@ class RunFolder:
         """Remove everything but (if asked to) the logs, and give the lock back."""
         if self._lock is None:
             return
+        keep_logs = keep_logs and any((self.path / LOG_FOLDER).iterdir())
         self._remove_leftovers(keep_logs=keep_logs)
         with contextlib.suppress(OSError):
             (self.path / LOCK_FILE).unlink()
