@@ -52,16 +52,18 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """`verdicts`: answers by verdict. `refusals`: explicit errors by code, for requests that had time enough.
-    `faults`: injected, by "step" and then kind. `census`: what was still held at the end. `problems`: everything that
-    makes the campaign fail, with its story."""
+    """`slowest_s`: longest wait for a right answer, and what went on then. `verdicts`: answers by verdict. `refusals`:
+    explicit errors by code, for requests that had time enough. `faults`: injected, by "step" and then kind. `census`:
+    what was still held at the end. `problems`: everything that makes the campaign fail, with its story."""
 
     mode: str
     seed: int
     seconds: float = 0.0
-    verdicts: Counter[str] = Counter()
-    refusals: Counter[str] = Counter()
-    lost: Counter[str] = Counter()
+    slowest_s: float = 0.0
+    slowest: str = ""
+    verdicts: Counter[str] = msgspec.field(default_factory=Counter)
+    refusals: Counter[str] = msgspec.field(default_factory=Counter)
+    lost: Counter[str] = msgspec.field(default_factory=Counter)
     faults: dict[str, dict[str, int]] = {}
     counters: dict[str, int] = {}
     usage: dict[str, int] = {}
@@ -74,6 +76,11 @@ class Report(msgspec.Struct, kw_only=True):
     @property
     def requests(self) -> int:
         return sum(self.verdicts.values())
+
+    def waited(self, seconds: float, what: str) -> None:
+        """A right answer took this long."""
+        if seconds > self.slowest_s:
+            self.slowest_s, self.slowest = seconds, what
 
     @property
     def passed(self) -> bool:
@@ -125,6 +132,7 @@ def summary(report: Report) -> dict[str, object]:
             "max": round(recoveries[-1], 3) if recoveries else None,
             "gateway_max": round(max(report.recoveries(gateway=True), default=0.0), 3),
         },
+        "slowest_answer_s": round(report.slowest_s, 2),
         "census": report.census,
         "scanned_blocks": report.scanned,
         "problems": len(report.problems),

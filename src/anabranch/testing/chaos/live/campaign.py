@@ -89,12 +89,14 @@ class _Campaign:
             ask = self._workload.next()
             self._ledger.add(ask)
             self._recent = ask
-            self._take(ask, await self._client.put(ask))
+            sent = time.monotonic()
+            seen = await self._client.put(ask)
+            self._take(ask, seen, time.monotonic() - sent)
             if self._report.requests % SCAN_EVERY == 0:
                 self._scan(SCAN_SLOTS)
             self._progress(self._report)
 
-    def _take(self, ask: Ask, seen: Outcome) -> None:
+    def _take(self, ask: Ask, seen: Outcome, seconds: float) -> None:
         report = self._report
         judgement = judge(ask, seen)
         report.verdicts[judgement.verdict] += 1
@@ -103,6 +105,8 @@ class _Campaign:
                 f"request {ask.number} ({len(ask.tokens)} tokens, n={ask.n}) is wrong: {judgement.reason}",
                 self._rig.story(seen.request_id),
             )
+        elif judgement.verdict == "right":
+            report.waited(seconds, f"request {ask.number} ({seen.request_id})")
         elif judgement.verdict == "refused" and ask.fate != "deadline":
             report.refusals[f"{seen.error}: {seen.message.partition(':')[0]}"] += 1
 

@@ -70,7 +70,7 @@ class DirectClient:
             accept=self._accept,
             clock=clock,
             retries=3,
-            waits=Waits(engine_s=10.0, prepare_s=15.0, token_s=20.0),
+            waits=Waits(engine_s=10.0, prepare_s=5.0, token_s=10.0),
         )
 
     async def start(self, engines: int) -> None:

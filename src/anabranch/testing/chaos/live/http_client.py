@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -103,7 +103,7 @@ class HttpClient:
             seen.prompt_tokens = body["usage"]["prompt_tokens"]
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[str]:
+async def _events(response: httpx.Response) -> AsyncGenerator[str, None]:
     async for line in response.aiter_lines():
         if line.startswith(PREFIX):
             yield line.removeprefix(PREFIX)

@@ -50,7 +50,7 @@ class Blow(msgspec.Struct, frozen=True):
 
 
 class Processes(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic goes on until all `blows` have been dealt and `requests` were answered. `pause_s`: mean, between blows."""
+    """Traffic goes on until all `blows` are dealt and `requests` were answered. `pause_s`: mean, between blows."""
 
     seed: int
     blows: list[Blow]
@@ -125,6 +125,7 @@ class _Campaign:
             judgement = judge(ask, seen)
             report.verdicts[judgement.verdict] += 1
             if judgement.verdict == "right":
+                report.waited(time.monotonic() - sent, f"request {ask.number}, answered after {self._last}")
                 async with self._answered:
                     self._newest = max(self._newest, sent)
                     self._answered.notify_all()
