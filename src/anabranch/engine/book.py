@@ -20,7 +20,8 @@ STORY_EVENTS = 4096
 
 
 class Book:
-    """The tables. `refs` counts every page held, `spares` are those for decode to grow into.
+    """The tables. `refs` counts every page held, `spares` are those for decode to grow into: `starved` sequences wait
+    for one, `upcoming` will need one within two steps.
 
     `lookups`, `reserves`: operation → the sequence it is for, None when that one is gone."""
 
@@ -44,6 +45,7 @@ class Book:
         self.orphan_loads: dict[int, list[int]] = {}
         self.promised = 0
         self.starved = 0
+        self.upcoming = 0
         self.frees = 0
         self.counters: dict[str, float] = {}
         self._next = 0

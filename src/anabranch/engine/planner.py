@@ -26,20 +26,22 @@ class Planner:
         step = Step(self.steps + 1)
         prefills: list[Sequence] = []
         positions: list[int] = []
-        starved = 0
+        starved = upcoming = 0
         for sequence in book.running.values():
             if sequence.pending is not None:
                 continue
             position = sequence.computed
             if position == len(sequence.tokens) - 1 and sequence.job.forked and sequence.load is None:
                 if self._page_ready(sequence, step):
+                    # A page asked for now is here in two steps, however fast they are.
+                    upcoming += position + 2 >= len(sequence.table.pages) * book.block_tokens
                     positions.append(position)
                     self._add(step, sequence, 1)
                 else:
                     starved += 1
             elif sequence.load is None or (sequence.load.layers > 0 and not sequence.load.broken):
                 prefills.append(sequence)
-        book.starved = starved
+        book.starved, book.upcoming = starved, upcoming
         if prefills:
             self._add_prefills(step, prefills, positions)
         if not step.chunks:

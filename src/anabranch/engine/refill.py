@@ -42,9 +42,10 @@ class Refill:
         book.starved = min(book.starved, len(book.running))
         if self._op is not None:
             return
-        target = book.config.spare_slots + len(book.running) // book.block_tokens if book.running else 0
-        if not book.starved and len(book.spares) * 2 >= target:
+        least = book.upcoming + book.config.spare_slots // 2 if book.running else 0
+        if not book.starved and len(book.spares) >= least:
             return
+        target = book.upcoming + book.config.spare_slots
         backing_off = now < self._retry_at and book.frees == self._frees_seen
         if backing_off and (self._stuck or (self._refused and not book.starved)):
             return

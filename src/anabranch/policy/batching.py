@@ -46,8 +46,9 @@ def share_quota(
     """How many tokens each prefill computes in this step (0 = none); every decode always computes its one.
 
     `decodes`: the position of each decode token. `prefills`: (start, tokens left), oldest first. A chunk that does not
-    reach the end of its prompt stops at a block boundary where it can, so that blocks become complete early. The first
-    prefill always gets at least one block's worth, or a full batch of decodes would starve it.
+    reach the end of its prompt is the step's last, and stops at a block boundary where it can, so that blocks become
+    complete early. The first prefill always gets at least one block's worth, or a full batch of decodes would starve
+    it.
     """
     left = quota - sum(1.0 + position / cost_context for position in decodes)
     counts: list[int] = []
@@ -61,7 +62,7 @@ def share_quota(
                 count -= past
         counts.append(count)
         left -= chunk_cost(start, count, cost_context)
-        if left <= 0:
+        if count < remaining:
             break
     counts.extend([0] * (len(prefills) - len(counts)))
     return counts
