@@ -33,7 +33,7 @@ def test_sessions_are_replayed_and_a_perfect_cache_is_ideal(tmp_path: Path) -> N
     assert (summary["turns"], summary["failed"], report["complete"]) == (12, 0, True)
     assert summary["cached_share"] == pytest.approx(summary["ideal_share"])
     assert summary["ideal_share"] > 0.3
-    assert (summary["far_turns"], summary["worst_missed_blocks"]) == (0, 0)
+    assert (summary["short_turns"], summary["worst_missed_blocks"]) == (0, 0)
     assert summary["tiers"]["dram"] == sum(turn["cached_tokens"] for turn in report["turns"])
     assert not (tmp_path / "result.json.part").exists()
     for body in endpoint.requests:
@@ -81,13 +81,14 @@ def test_a_server_that_dies_stops_the_run_but_not_the_report(tmp_path: Path) -> 
     assert json.loads(file.read_text())["summary"]["turns"] == 2
 
 
-def test_ctrl_c_reports_what_it_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number_of_signal", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_reports_what_it_has(tmp_path: Path, number_of_signal: int) -> None:
     released = threading.Event()
 
     def interrupt(number: int, body: dict[str, Any]) -> str | None:
         if number < 3:
             return None
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number_of_signal)
         released.wait(30)
         return "drop"
 

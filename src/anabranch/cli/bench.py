@@ -6,7 +6,9 @@ import asyncio
 import os
 import platform
 import secrets
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -119,7 +121,8 @@ def serve(ctx: click.Context, /, api_key: str, json_file: str | None, seed: int 
     cache that holds everything this run has sent before. With a new seed the run starts cold; with the seed of an
     earlier run it finds what that one left (and may reuse more than the ideal of its own).
 
-    Ctrl-C stops and reports what has been measured. With --json FILE each turn is kept in FILE.part as it ends.
+    Ctrl-C (or SIGTERM) stops and reports what has been measured. With --json FILE each turn is also kept in FILE.part
+    as it ends.
 
     \b
     Examples:
@@ -132,7 +135,7 @@ def serve(ctx: click.Context, /, api_key: str, json_file: str | None, seed: int 
     interrupted = False
     try:
         asyncio.run(run.go())
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C and SIGTERM
         interrupted = True
     if run.plan is None:
         raise click.Abort
@@ -163,6 +166,7 @@ class _Run:
 
     async def go(self) -> None:
         options = self.options
+        _end_on_sigterm()
         async with Endpoint(options.url, api_key=self._api_key) as endpoint:
             card = await endpoint.choose(options.model)
             self._model = card.name
@@ -221,6 +225,13 @@ class _Run:
             self._file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
         if self._part is not None:
             self._part.unlink(missing_ok=True)
+
+
+def _end_on_sigterm() -> None:
+    """SIGTERM (from `timeout`, say) cancels the run as Ctrl-C does, so that it still reports."""
+    task = asyncio.current_task()
+    if task is not None and threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 class _PartFile:
@@ -292,7 +303,7 @@ def _show(report: BenchReport) -> None:
     tiers = ", ".join(f"{tier} {count:,}" for tier, count in summary.tiers.items())
     console.print(
         f"prompt tokens {summary.prompt_tokens:,}: [green]{100 * summary.cached_share:.1f} % reused[/green] ({tiers}), "
-        f"ideal {100 * summary.ideal_share:.1f} %; {summary.far_turns} turns more than one block from the ideal"
+        f"ideal {100 * summary.ideal_share:.1f} %; {summary.short_turns} turns more than one block short of it"
     )
     console.print(
         f"{summary.output_tokens:,} tokens in {summary.duration_s:.1f} s: {summary.output_tokens_per_s:.1f} tokens/s"

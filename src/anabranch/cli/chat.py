@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -104,6 +105,8 @@ class _Chat:
         try:
             self._model = self._runner.run(self._endpoint.choose(model)).name
             if self._interactive:
+                with suppress(ImportError):
+                    import readline  # noqa: F401  (gives `input` its line editing and history)
                 click.secho(f"{self._model} at {self._endpoint.url}. {COMMANDS}.", dim=True)
             while True:
                 line = self._line()

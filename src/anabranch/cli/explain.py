@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from anabranch.cluster.live.run_folder import default_data_dir
 from anabranch.cluster.spec import ClusterConfig
-from anabranch.core.errors import InvalidInput, RequestError
+from anabranch.core.errors import InvalidInput, MissingExtra, RequestError
 from anabranch.serving.explain.causes import Cause, find_cause
 from anabranch.serving.explain.document import Document, Render, parse_document
 from anabranch.serving.explain.parting import Parting, Side, Tokenize, find_parting, word_pieces
@@ -70,7 +70,12 @@ def _tokenizer(model_path: str | None) -> tuple[Tokenize, Render | None, str]:
     path = Path(model_path) if model_path else find_prepared(default_data_dir(ClusterConfig()) / "models")
     if path is None:
         return word_pieces, None, "estimate"
-    tokenize, render = load_offsets(path, datetime.now())
+    try:
+        tokenize, render = load_offsets(path, datetime.now())
+    except MissingExtra:
+        if model_path:
+            raise
+        return word_pieces, None, "estimate"
     return tokenize, render, str(path)
 
 
@@ -104,9 +109,8 @@ def _show(parting: Parting, cause: Cause, tokenizer: str, a: Document, b: Docume
             f"Behind it the next {parting.same_again_tokens:,} tokens are the same again: {blocks:,} more blocks."
         )
     if tokenizer == "estimate" and a.tokens is None:
-        console.print(
-            "[dim]Tokens are estimated: no prepared model found (anabranch up prepares one; or use --model).[/dim]"
-        )
+        why = "for exact ones prepare a model with `anabranch up`, or use --model (both need anabranch\\[serve])"
+        console.print(f"[dim]Token counts are estimated; {why}.[/dim]")
 
 
 def _place(side: Side) -> str:

@@ -118,8 +118,8 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares are of all prompt tokens that got an answer. `missed_blocks`: per turn, see TurnResult. `far_turns`:
-    turns more than one block away from the ideal."""
+    """Shares are of all prompt tokens that got an answer. `missed_blocks`: per turn, see TurnResult. `short_turns`:
+    turns that reused more than one block less than the ideal."""
 
     turns: int
     failed: int
@@ -137,7 +137,7 @@ class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
     total_s: Spread
     missed_blocks: Spread
     worst_missed_blocks: float
-    far_turns: int
+    short_turns: int
     errors: dict[str, int]
 
 
@@ -171,6 +171,6 @@ def summarize(results: Sequence[TurnResult], duration_s: float, block_tokens: in
         total_s=spread([result.total_s for result in good]),
         missed_blocks=spread(missed),
         worst_missed_blocks=max(missed, default=0.0),
-        far_turns=sum(1 for blocks in missed if abs(blocks) > 1),
+        short_turns=sum(1 for blocks in missed if blocks > 1),
         errors=errors,
     )
