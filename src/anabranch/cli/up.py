@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import click
@@ -44,7 +44,9 @@ def _serve(settings: Settings, verbose: bool) -> int:
     started = threading.Event()
 
     def event(process: str, message: str) -> None:
-        console.print(f"{process} {message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        # A terminal that was closed is no reason to stop serving.
+        with suppress(OSError):
+            console.print(f"{process} {message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def progress(stage: str, fraction: float) -> None:
         if stop.requested.is_set():
@@ -89,7 +91,7 @@ class _Stop:
 
 @contextmanager
 def _signals(kill: Callable[[], None]) -> Iterator[_Stop]:
-    """First SIGINT or SIGTERM: ask to stop; second: kill."""
+    """First SIGINT, SIGTERM or SIGHUP: ask to stop; second: kill."""
     stop = _Stop()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -98,7 +100,7 @@ def _signals(kill: Callable[[], None]) -> Iterator[_Stop]:
         stop.number = stop.number or number
         stop.requested.set()
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield stop
     finally:

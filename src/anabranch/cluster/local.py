@@ -118,6 +118,7 @@ def child_environment(inherited: dict[str, str]) -> dict[str, str]:
         "KMP_BLOCKTIME": "0",
         "MALLOC_ARENA_MAX": "2",
         "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONFAULTHANDLER": "1",
         **own,
         "PYTHONUNBUFFERED": "1",
     }

@@ -82,7 +82,14 @@ class Child:
                 env=dict(self.plan.environment) if self.plan.environment is not None else None,
                 process_group=0,
             )
-        self.pidfd = os.pidfd_open(self.process.pid)
+        try:
+            self.pidfd = os.pidfd_open(self.process.pid)
+        except OSError:
+            # Without a descriptor nobody would notice its end.
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+            raise
         self.state = "starting"
         self.due = None
         self._started, self.started_wall = now, wall

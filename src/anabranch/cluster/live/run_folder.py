@@ -91,7 +91,7 @@ class RunFolder:
         """Remove everything but (if asked to) the logs, and give the lock back."""
         if self._lock is None:
             return
-        keep_logs = keep_logs and any((self.path / LOG_FOLDER).iterdir())
+        keep_logs = keep_logs and any((self.path / LOG_FOLDER).glob("*.log"))
         self._remove_leftovers(keep_logs=keep_logs)
         with contextlib.suppress(OSError):
             (self.path / LOCK_FILE).unlink()

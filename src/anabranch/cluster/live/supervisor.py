@@ -22,6 +22,7 @@ from anabranch.core.errors import Unavailable
 
 READY_POLL_S = 0.05
 STARTUP_TRIES = 3
+SPAWN_RETRY_S = 1.0
 OnEvent = Callable[[str, str], None]
 
 
@@ -141,8 +142,10 @@ class Supervisor:
         try:
             child.spawn(now, time.time())
         except OSError as error:
-            self._fail(f"cannot start {child.plan.name}: {error}")
-            child.due = None
+            if not child.ever_ready:
+                self._fail(f"cannot start {child.plan.name}: {error}")
+            self._on_event(child.plan.name, f"cannot be started ({error}); trying again")
+            child.due = now + SPAWN_RETRY_S
             return
         threading.Thread(
             target=self._await_ready, args=(child, child.pid), name=f"{child.plan.name}-ready", daemon=True
