@@ -49,6 +49,11 @@ class EngineServer:
     def address(self) -> str:
         return self._listener.address
 
+    @property
+    def gateways(self) -> int:
+        """How many are connected; the requests of one that has gone are cancelled before the next step."""
+        return len(self._links)
+
     def close(self) -> None:
         self._closing.set()
         self._listener.close()
@@ -76,9 +81,9 @@ class EngineServer:
 
     def _on_close(self, link: Link, reason: str) -> None:
         log.info("gateway connection closed: %s", reason)
+        self._worker.inbox.post(link, LinkClosed())
         with self._lock:
             self._links.discard(link)
-        self._worker.inbox.post(link, LinkClosed())
 
     def _report(self) -> None:
         while not self._closing.wait(LOAD_PERIOD_S):
