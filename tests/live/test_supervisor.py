@@ -119,6 +119,13 @@ def test_a_child_that_cannot_start_fails_the_start_with_its_log(rig: Rig) -> Non
     assert all(status.pid == 0 for status in supervisor.statuses())
 
 
+def test_a_child_that_refuses_its_input_is_not_tried_again(rig: Rig) -> None:
+    refusing = rig.child("refusing", code="import sys; print('error: bad key file'); sys.exit(2)")
+    with pytest.raises(Unavailable, match=r"refusing cannot start \(exit code 2\):\nerror: bad key file"):
+        rig.supervisor(refusing).start(timeout_s=60)
+    assert (rig.folder / "refusing.log").read_text().count("bad key file") == 1
+
+
 def test_a_child_that_keeps_failing_later_is_told_with_its_log_and_the_rest_runs(rig: Rig) -> None:
     # The first life works; after it, the marker makes every life end at once.
     code = STAND_IN.replace(

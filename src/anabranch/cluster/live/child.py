@@ -61,6 +61,7 @@ class Child:
         self.pidfd: int | None = None
         self.stop_deadline: float | None = None
         self.last_exit = ""
+        self.last_code = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.started_wall = 0.0
         self._started = 0.0
@@ -99,7 +100,8 @@ class Child:
         self.signal(signal.SIGKILL)
         with self._reaping:
             if self.process is not None:
-                self.last_exit = describe_exit(self.process.wait())
+                self.last_code = self.process.wait()
+                self.last_exit = describe_exit(self.last_code)
             if self.pidfd is not None:
                 os.close(self.pidfd)
             self.pidfd, self.process = None, None

@@ -22,6 +22,8 @@ from anabranch.core.errors import Unavailable
 
 READY_POLL_S = 0.05
 STARTUP_TRIES = 3
+REFUSED_CODE = 2
+"""The exit code for wrong input: another try would end the same way."""
 SPAWN_RETRY_S = 1.0
 OnEvent = Callable[[str, str], None]
 
@@ -176,7 +178,7 @@ class Supervisor:
             return
         if not child.ever_ready:
             child.failures_before_ready += 1
-            if child.failures_before_ready >= STARTUP_TRIES:
+            if child.failures_before_ready >= STARTUP_TRIES or child.last_code == REFUSED_CODE:
                 self._fail(f"{child.plan.name} cannot start ({child.last_exit}):\n{child.log_tail()}")
         child.restarts += 1
         child.state = "restarting"
