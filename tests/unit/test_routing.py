@@ -7,8 +7,10 @@ from collections import Counter
 import pytest
 
 from anabranch.core.errors import Overloaded
+from anabranch.engine.messages import EngineHello, EngineLoad
 from anabranch.policy.admission import Admission
 from anabranch.policy.routing import EngineView, PrefixMap, Prompt, Route, RoutingSettings, choose
+from anabranch.serving.fleet import Fleet
 
 SETTINGS = RoutingSettings(block_tokens=16, local_tokens=32)
 
@@ -142,3 +144,27 @@ def test_admission_bounds_what_waits() -> None:
     assert admission.waiting == 0
     admission.admit(3)
     assert admission.retry_after_s() == 30.0
+
+
+def test_load_reports_tell_of_other_gateways_only() -> None:
+    fleet = Fleet(SETTINGS)
+    fleet.connected(
+        EngineHello(engine_id="p", role="prefill", model="m", identity=b"", context_tokens=9, block_tokens=16, pid=1)
+    )
+    claims = [fleet.claim("p", 50.0) for _ in range(2)]
+
+    def report(waiting: int) -> EngineView:
+        load = EngineLoad(
+            waiting=waiting, running=0, waiting_tokens=4000 * waiting, free_slots=10, total_slots=20, steps=1
+        )
+        fleet.loaded("p", load)
+        return fleet.views()[0]
+
+    own = report(2)
+    assert (own.backlog, own.requests, own.free_tokens) == (100.0, 2, 160)
+    shared = report(4)
+    assert (shared.backlog, shared.requests) == (100.0 + 8000.0, 4)
+    for claim in claims:
+        fleet.release(claim)
+        fleet.release(claim)
+    assert (fleet.engines["p"].claimed_price, fleet.engines["p"].claimed_requests) == (0.0, 0)

@@ -33,7 +33,7 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     push_cost: float = 0.05
     sequence_cost: float = 64.0
     local_tokens: int = 64
-    remembered_keys: int = 1 << 18
+    remembered_keys: int = 1 << 17
 
 
 class EngineView(msgspec.Struct, frozen=True, kw_only=True):

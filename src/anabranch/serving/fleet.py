@@ -11,8 +11,8 @@ from anabranch.policy.routing import EngineView, PrefixMap, Prompt, Route, Routi
 
 
 class EngineState(msgspec.Struct, kw_only=True):
-    """`claimed_*`: what this gateway has sent there and not yet seen done. Load reports lag behind by up to a second,
-    so views use the larger of the two."""
+    """`claimed_*`: what this gateway has sent there and not yet seen done. Load reports lag behind by up to a second and
+    do not know what is cached, so they only tell of work that came from elsewhere."""
 
     hello: EngineHello
     load: EngineLoad | None = None
@@ -78,19 +78,22 @@ class Fleet:
         """Engines that accept requests, in a fixed order."""
         views = []
         for engine_id, state in sorted(self.engines.items()):
-            load = state.load
-            if load is not None and load.draining:
+            if state.load is not None and state.load.draining:
                 continue
-            views.append(
-                EngineView(
-                    engine_id=engine_id,
-                    role=state.hello.role,
-                    backlog=max(state.claimed_price, float(load.waiting_tokens) if load else 0.0),
-                    requests=max(state.claimed_requests, load.waiting + load.running if load else 0),
-                    free_tokens=load.free_slots * self.settings.block_tokens if load else 1 << 40,
-                )
-            )
+            views.append(self._view(engine_id, state))
         return views
 
     def can_decode(self) -> bool:
         return any(view.role != "prefill" for view in self.views())
+
+    def _view(self, engine_id: str, state: EngineState) -> EngineView:
+        backlog, requests, free_tokens = state.claimed_price, state.claimed_requests, 1 << 40
+        if state.load is not None:
+            there = state.load.waiting + state.load.running
+            strangers = max(0, there - requests)
+            backlog += state.load.waiting_tokens * strangers / max(1, there)
+            requests += strangers
+            free_tokens = state.load.free_slots * self.settings.block_tokens
+        return EngineView(
+            engine_id=engine_id, role=state.hello.role, backlog=backlog, requests=requests, free_tokens=free_tokens
+        )
