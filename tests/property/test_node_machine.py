@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from anabranch.blocks.layout import KvLayout
 from anabranch.paging.pool import SlotPool
@@ -21,8 +21,8 @@ from anabranch.store import actions as a
 from anabranch.store import messages as m
 from anabranch.store.config import NodeConfig
 from anabranch.store.node import ArenaName, Node
-from anabranch.store.slots import SlotBook
-from anabranch.store.ssd_index import SsdIndex
+from anabranch.store.slots import Named, SlotBook
+from anabranch.store.ssd_index import SsdEntry, SsdIndex
 from anabranch.testing.store import chain
 from anabranch.transfer.api import Address
 from anabranch.transfer.layouts import tenant_digest
@@ -60,12 +60,15 @@ class NodeMachine(RuleBasedStateMachine):
         self.open: dict[Any, list[int]] = {}
         self.live: dict[bytes, Engine] = {}
         self.serving: dict[int, a.ServeFetch] = {}
+        for slot, key in enumerate(PROMPTS[0][:4]):
+            parent = PROMPTS[0][slot - 1] if slot else b""
+            self.disk[slot] = (Named(key, parent, TENANT, 1), key)
         self.boot([])
 
     def boot(self, sessions: list[AttachedSession]) -> None:
         counters: Counter[str] = Counter()
         index = SsdIndex(SlotPool(SSD_SLOTS), counters)
-        index.recover([m_entry(slot, named) for slot, (named, _) in self.disk.items()])
+        index.recover([SsdEntry(slot, slot, named) for slot, (named, _) in self.disk.items()])
         self.node = Node(
             "n",
             LAYOUT,
@@ -84,6 +87,7 @@ class NodeMachine(RuleBasedStateMachine):
             if r.state
         }
         self.step(a.Recovered(good, sessions))
+        self.step(a.DirectoryUp())
 
     # --- the edge -----------------------------------------------------------------------------------------------
 
@@ -145,10 +149,13 @@ class NodeMachine(RuleBasedStateMachine):
                     self.memory[slot] = b"mine" + engine.name
                     engine.expect[slot] = self.memory[slot]
 
-    @rule(pick=st.integers(0, 99), good=st.booleans())
-    def carry_out(self, pick: int, good: bool) -> None:
-        if not self.tasks:
-            return
+    @rule(picks=st.lists(st.tuples(st.integers(0, 9), st.sampled_from([True, True, True, False])), min_size=1))
+    def carry_out(self, picks: list[tuple[int, bool]]) -> None:
+        for pick, good in picks:
+            if self.tasks:
+                self.carry_out_one(pick, good)
+
+    def carry_out_one(self, pick: int, good: bool) -> None:
         task = self.tasks.pop(pick % len(self.tasks))
         match task:
             case a.ReadSsd(load=load, segment=segment, slots=slots, blocks=blocks, ssd_slots=ssd_slots):
@@ -184,8 +191,15 @@ class NodeMachine(RuleBasedStateMachine):
 
     # --- engines ------------------------------------------------------------------------------------------------
 
+    @initialize(target=engines)
+    def first(self) -> bytes:
+        return self.attach_one()
+
     @rule(target=engines)
     def attach(self) -> bytes:
+        return self.attach_one()
+
+    def attach_one(self) -> bytes:
         self.ids += 1
         name = self.ids.to_bytes(16, "big")
         self.live[name] = Engine(name)
@@ -196,7 +210,7 @@ class NodeMachine(RuleBasedStateMachine):
         if name in self.live:
             self.step(a.PortMessage(name, message))
 
-    @rule(name=engines, prompt=st.sampled_from(PROMPTS), load=st.booleans())
+    @rule(name=engines, prompt=st.sampled_from(PROMPTS), load=st.sampled_from([True, True, True, False]))
     def acquire(self, name: bytes, prompt: list[bytes], load: bool) -> None:
         if name in self.live:
             self.ids += 1
@@ -281,9 +295,10 @@ class NodeMachine(RuleBasedStateMachine):
                     assert self.memory[slot] == self.records[slot].key
             self.step(a.FetchServed(fetch))
 
-    @rule(up=st.booleans())
-    def directory(self, up: bool) -> None:
-        self.step(a.DirectoryUp() if up else a.DirectoryDown())
+    @rule()
+    def directory_restarts(self) -> None:
+        self.step(a.DirectoryDown())
+        self.step(a.DirectoryUp())
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 6.0]))
     def wait(self, seconds: float) -> None:
@@ -336,12 +351,10 @@ class NodeMachine(RuleBasedStateMachine):
             self.live.pop(name)
             self.step(a.SessionGone(name))
         self.peer_is_served()
-        for _ in range(200):
-            self.carry_out(0, True)
+        self.carry_out([(0, True)] * 200)
         self.now += 100.0
         self.step(a.Tick())
-        for _ in range(200):
-            self.carry_out(0, True)
+        self.carry_out([(0, True)] * 200)
         self.peer_is_served()
         census = self.node.census()
         assert census["free_slots"] + census["evictable_slots"] == SLOTS, census
@@ -358,12 +371,6 @@ class NodeMachine(RuleBasedStateMachine):
         index = self.node.ssd
         assert index is not None
         assert index.pool.free + index.pool.evictable + len(index.withheld) == SSD_SLOTS
-
-
-def m_entry(slot: int, named: Any) -> Any:
-    from anabranch.store.ssd_index import SsdEntry
-
-    return SsdEntry(slot, slot, named)
 
 
 NodeMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
