@@ -179,7 +179,10 @@ class Supervisor:
         if not child.ever_ready:
             child.failures_before_ready += 1
             if child.failures_before_ready >= STARTUP_TRIES or child.last_code == REFUSED_CODE:
-                self._fail(f"{child.plan.name} cannot start ({child.last_exit}):\n{child.log_tail()}")
+                story = f"({child.last_exit}); {child.log_path} ends with:\n{child.log_tail()}"
+                self._fail(f"{child.plan.name} cannot start {story}")
+                child.state = "stopped"
+                return
         child.restarts += 1
         child.state = "restarting"
         child.due = now + restart.delay_s
