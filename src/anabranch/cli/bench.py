@@ -21,8 +21,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from anabranch.core.errors import InvalidInput
-from anabranch.serving.live.endpoint import Endpoint
-from anabranch.serving.live.replayer import Replayer
 from anabranch.serving.replay import ReplayPlan, ReplaySummary, Spread, TurnResult, plan_replay, summarize
 from anabranch.serving.served import seconds
 from anabranch.traces.live.files import EXCERPT, read_trace
@@ -165,6 +163,9 @@ class _Run:
         self._start_s = self._end_s = 0.0
 
     async def go(self) -> None:
+        from anabranch.serving.live.endpoint import Endpoint  # needs httpx; --help does not
+        from anabranch.serving.live.replayer import Replayer
+
         options = self.options
         _end_on_sigterm()
         async with Endpoint(options.url, api_key=self._api_key) as endpoint:

@@ -7,13 +7,16 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from anabranch.core.errors import Overloaded, RequestError
-from anabranch.serving.live.endpoint import Endpoint
 from anabranch.serving.served import Served, reuse_line
+
+if TYPE_CHECKING:
+    from anabranch.serving.live.endpoint import Endpoint
 
 COMMANDS = "/exit ends, /reset starts anew, /stats adds up the turns so far, /save FILE writes the conversation as JSON"
 OVERLOAD_TRIES = 10
@@ -79,6 +82,8 @@ def chat(
       anabranch chat --system "You are brief."
       printf 'Hello\\nWhat did I just say?\\n' | anabranch chat
     """
+    from anabranch.serving.live.endpoint import Endpoint  # needs httpx; --help does not
+
     with asyncio.Runner() as runner:
         _Chat(runner, Endpoint(url, api_key=api_key), Conversation(system), max_tokens, temperature, as_json).run(model)
 

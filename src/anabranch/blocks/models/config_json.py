@@ -11,10 +11,10 @@ from anabranch.blocks.models.states import State, state_of
 from anabranch.core.errors import ModelFileError
 
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 HEAD_DIM = ("head_dim", "attention_head_dim", "kv_channels")
-WIDTH = ("hidden_size", "n_embd", "d_model")
+WIDTH = ("hidden_size", "n_embd", "d_model", "emb_dim")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 
 
@@ -62,6 +62,10 @@ def _layer(kind: LayerKind, template: LayerKeeps, fields: Fields, state: State |
     heads, elements = template.heads, template.head_elements
     if kind == "full" and (wide := fields.number("global_head_dim")):  # Gemma 4: full layers have their own shape
         elements, heads = 2 * wide, fields.number("num_global_key_value_heads") or heads
+    if kind == "sliding" and not template.replicated:  # MiMo-V2: so have sliding layers
+        heads = fields.number("swa_num_key_value_heads") or heads
+        if narrow := fields.number("swa_head_dim"):
+            elements = narrow + (fields.number("swa_v_head_dim") or narrow)
     return LayerKeeps(
         heads=heads,
         head_elements=elements,

@@ -12,6 +12,7 @@ LayerKind = Literal["full", "sliding", "state", "both", "none"]
 
 WORDS: dict[str, LayerKind] = {
     "full_attention": "full",
+    "indexed_attention": "full",  # a sparse indexer chooses what to read; all K/V is kept
     "attention": "full",
     "global_attention": "full",
     "global": "full",
@@ -29,11 +30,13 @@ WORDS: dict[str, LayerKind] = {
     "moe": "none",
 }
 NEMOTRON_LETTERS: dict[str, LayerKind] = {"M": "state", "*": "full", "-": "none", "E": "none"}
-WINDOW_FIELDS = ("sliding_window", "attention_window_size", "attention_chunk_size")
+WINDOW_FIELDS = ("sliding_window", "sliding_window_size", "attention_window_size", "attention_chunk_size")
 
 # Released configs of these families carry no pattern: the period is part of the architecture.
 EVERY_NTH_IS_FULL = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "gemma3n_text": 5, "gemma3n": 5, "cohere2": 4}
 EVERY_NTH_IS_FULL["gpt_oss"] = 2
+# LongCat-Flash: each of its layers has two attention blocks with a K/V of their own.
+ATTENTIONS_PER_LAYER = {"longcat_flash": 2}
 ALL_STATE = ("mamba", "mamba2", "falcon_mamba")
 
 
@@ -50,6 +53,7 @@ def layer_kinds(config: Fields) -> list[LayerKind]:
         kinds = [_word(config, word, WORDS, "layer_types") for word in words]
         return _without_window(config, kinds[: count or len(kinds)])
     layers = config.needed("the number of layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    layers *= ATTENTIONS_PER_LAYER.get(config.text("model_type"), 1)
     return _without_window(config, _from_rule(config, layers))
 
 
@@ -79,11 +83,15 @@ Rule = Callable[[int], LayerKind]
 
 
 def _listed(config: Fields) -> Rule | None:
-    """Attention layers named one by one; all others keep a state."""
+    """Layers named one by one; those that do not attend keep a state."""
     codes = config.numbers("attn_type_list")
     if codes is not None:
         known = list(codes)
         return lambda index: "full" if index < len(known) and known[index] == 1 else "state"
+    windowed = config.numbers("hybrid_layer_pattern")
+    if windowed is not None:  # MiMo-V2: 1 is a sliding window
+        local = list(windowed)
+        return lambda index: "sliding" if index < len(local) and local[index] == 1 else "full"
     indices = config.numbers("attn_layer_indices") or config.numbers("full_attn_idxs")
     linear = config.table("linear_attn_config")
     if indices is None and linear is not None:

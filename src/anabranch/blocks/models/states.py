@@ -43,12 +43,15 @@ def _delta_net(config: Fields) -> State | None:
 
 def _kimi_delta(config: Fields) -> State | None:
     linear = config.table("linear_attn_config")
-    heads = linear.number("num_heads") if linear else None
-    dim = linear.number("head_dim") if linear else None
-    if linear is None or not heads or not dim:
+    if linear is not None:
+        heads, dim, kernel = (linear.number(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size"))
+    else:
+        heads, dim, kernel = (
+            config.number(name) for name in ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+        )
+    if not heads or not dim:
         return None
-    kernel = linear.number("short_conv_kernel_size") or 1
-    return State(heads * dim * dim, 3 * heads * dim * (kernel - 1))
+    return State(heads * dim * dim, 3 * heads * dim * ((kernel or 1) - 1))
 
 
 def _mamba2(config: Fields) -> State | None:
@@ -94,7 +97,8 @@ def _recurrent_gemma(config: Fields) -> State | None:
 
 
 def _lightning(config: Fields) -> State | None:
-    heads, dim = config.number("num_attention_heads"), config.number("head_dim")
-    if config.numbers("attn_type_list") is None or not heads or not dim:
+    heads, width = config.number("num_attention_heads"), config.number("hidden_size")
+    if not heads or not width or not config.text("model_type").startswith("minimax"):
         return None
+    dim = config.number("head_dim") or width // heads
     return State(heads * dim * dim, 0)
