@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from anabranch.core.errors import Unavailable
 from anabranch.core.live.link import Link, connect
 from anabranch.core.messages import Message
 from anabranch.engine.config import EngineConfig
+from anabranch.engine.live.inbox import Inbox
 from anabranch.engine.live.server import Engine
+from anabranch.engine.live.worker import EngineWorker
 from anabranch.engine.messages import (
     Cancel,
     Drain,
@@ -34,6 +37,7 @@ from anabranch.engine.messages import (
 from anabranch.engine.paced import Pace, PacedRunner
 from anabranch.engine.request import EngineRequest, SamplingParams
 from anabranch.engine.runner import Chunk, LayerGate, ModelRunner, Sampled
+from anabranch.engine.scheduler import EngineCore
 from anabranch.engine.tripwire import TripwireRunner, tripwire_answer, tripwire_info
 from anabranch.testing.fakes import Fabric, LocalPort
 
@@ -254,6 +258,25 @@ def test_drain_refuses_new_requests_and_cancel_is_silent(rig: Rig) -> None:
     client.send(Submit(request=request("late", [1, 2, 3])))
     failed = client.wait(Failed)
     assert (failed.code, failed.retryable) == ("unavailable", True)
+
+
+def test_a_node_that_stays_away_ends_the_engine() -> None:
+    fabric, inbox, died = Fabric(), Inbox(), threading.Event()
+    port = LocalPort(fabric, "n", INFO.layout, 16, inbox.port_event, eager=True)
+    core = EngineCore("e", INFO, EngineConfig(block_tokens=8), total_slots=16, needs_history=True)
+    worker = EngineWorker(
+        core,
+        TripwireRunner(INFO, port.memory),
+        port,
+        inbox,
+        on_death=lambda error: died.set(),
+        port_lost_limit_s=0.01,
+    )
+    worker.start()
+    port.lose()
+    assert died.wait(DEADLINE_S)
+    assert isinstance(worker.failure, Unavailable)
+    worker.stop()
 
 
 def _zero() -> float:

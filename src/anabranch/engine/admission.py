@@ -229,7 +229,9 @@ class Admission:
         if job.usage is None and job.kind != "prepare":
             block_tokens = self._book.block_tokens
             ready = sequence.computed // block_tokens - len(sequence.tiers)
-            job.usage = origin_of_prompt(job.prompt, ready, sequence.tiers, block_tokens)
+            usage = job.usage = origin_of_prompt(job.prompt, ready, sequence.tiers, block_tokens)
+            for origin in ("computed", "dram", "ssd", "peer"):
+                self._book.count(f"prompt_tokens_{origin}", getattr(usage, origin))
 
     # --- deadlines ---------------------------------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ class Handoffs:
             self._book.count("handoffs_failed")
             self._book.log(job, f"hand-off failed ({event.reason}): the prompt will be recomputed here")
         else:
+            self._book.count("handoffs_received")
             self._book.log(job, "hand-off complete")
             sequence.computed = job.prompt
         return sequence

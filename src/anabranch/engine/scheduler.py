@@ -355,6 +355,7 @@ class EngineCore:
         self._admission.advance(now)
         tokens = book.take_tokens()
         if tokens:
+            book.count("generated_tokens", len(tokens))
             book.send(StepOutput(tokens=tokens))
         if book.spares and not book.running:
             book.drain_spares()

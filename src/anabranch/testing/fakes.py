@@ -157,8 +157,9 @@ class LocalPort:
     # --- lookups and loads -------------------------------------------------------------------------------------
 
     def acquire(self, op: int, keys: Sequence[bytes], *, tenant: str, load: bool, deadline_s: float) -> None:
-        self._lookups.add(op)
-        self._fabric.post((self.name, op), lambda: self._look_up(op, list(keys), load))
+        with self._fabric.lock:
+            self._lookups.add(op)
+            self._fabric.post((self.name, op), lambda: self._look_up(op, list(keys), load))
         self._pump()
 
     def _look_up(self, op: int, keys: list[bytes], load: bool) -> None:
@@ -269,26 +270,28 @@ class LocalPort:
 
     def open_inbound(self, handoff: str, slots: Sequence[int], *, first: int, deadline_s: float) -> None:
         secret = handoff.encode()[-8:]
-        if self.lost:
-            self.emit(handoff, InboundEnded(handoff=handoff, reason="node lost"))
-        else:
-            self._fabric.inbound[handoff] = _Inbound(self, slots, first, secret)
-            ticket = Ticket(
-                handoff=handoff,
-                secret=secret,
-                address=Address(self.name, 0),
-                first=first,
-                blocks=len(slots),
-                layers=self.layout.layers,
-                deadline_s=deadline_s,
-            )
-            self.emit(handoff, InboundOpened(handoff=handoff, ticket=ticket))
+        with self._fabric.lock:
+            if self.lost:
+                self.emit(handoff, InboundEnded(handoff=handoff, reason="node lost"))
+            else:
+                self._fabric.inbound[handoff] = _Inbound(self, slots, first, secret)
+                ticket = Ticket(
+                    handoff=handoff,
+                    secret=secret,
+                    address=Address(self.name, 0),
+                    first=first,
+                    blocks=len(slots),
+                    layers=self.layout.layers,
+                    deadline_s=deadline_s,
+                )
+                self.emit(handoff, InboundOpened(handoff=handoff, ticket=ticket))
         self._pump()
 
     def open_outbound(self, handoff: str, ticket: Ticket) -> None:
-        self._fabric.outbound[handoff] = _Outbound(self, ticket.secret)
-        if self.lost or handoff not in self._fabric.inbound:
-            self._fabric.fail(handoff, "peer lost", "stale ticket")
+        with self._fabric.lock:
+            self._fabric.outbound[handoff] = _Outbound(self, ticket.secret)
+            if self.lost or handoff not in self._fabric.inbound:
+                self._fabric.fail(handoff, "peer lost", "stale ticket")
         self._pump()
 
     def push_layer(self, handoff: str, layer: int, blocks: Sequence[tuple[int, int]]) -> None:
@@ -323,10 +326,11 @@ class LocalPort:
         self._fabric.fail(handoff, "", "")
 
     def abandon(self, handoff: str) -> None:
-        inbound = self._fabric.inbound.get(handoff)
-        mine = inbound is not None and inbound.port is self
-        reasons = ("abandoned", "peer abandoned") if mine else ("peer abandoned", "abandoned")
-        self._fabric.fail(handoff, *reasons)
+        with self._fabric.lock:
+            inbound = self._fabric.inbound.get(handoff)
+            mine = inbound is not None and inbound.port is self
+            reasons = ("abandoned", "peer abandoned") if mine else ("peer abandoned", "abandoned")
+            self._fabric.fail(handoff, *reasons)
         self._pump()
 
     # --- faults ------------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from anabranch.core.errors import Unavailable
 from anabranch.core.live.link import Link
 from anabranch.core.messages import Message
 from anabranch.engine.actions import Action, Send
-from anabranch.engine.kv_port import KvPort
+from anabranch.engine.kv_port import KvPort, PortBack, PortLost
 from anabranch.engine.live.inbox import Inbox, LinkClosed
 from anabranch.engine.messages import (
     Cancel,
@@ -36,6 +37,7 @@ from anabranch.engine.step import Step
 log = logging.getLogger(__name__)
 LOAD_INTERVAL_S = 0.25
 IDLE_WAIT_S = 1.0
+PORT_LOST_LIMIT_S = 30.0
 
 
 class StepGate:
@@ -64,8 +66,9 @@ class StepGate:
 class EngineWorker:
     """Owns the core: nothing else calls it. `inbox.port_event` must be the port's sink.
 
-    A runner that raises fails the requests of its step and nothing else. Anything that the core or the port raises is
-    a bug: the thread ends, `failure` holds the error, and `on_death` is called so that the process can be restarted.
+    A runner that raises fails the requests of its step and nothing else. Two things end the thread: an error of the core
+    or the port (a bug), and a node that stays away for `port_lost_limit_s` (a new process may attach where this one
+    cannot, as to a new arena). Then `failure` holds the error and `on_death` is called: restart the process.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class EngineWorker:
         inbox: Inbox,
         *,
         on_death: Callable[[BaseException], None] = lambda error: None,
+        port_lost_limit_s: float = PORT_LOST_LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.inbox = inbox
@@ -88,6 +92,8 @@ class EngineWorker:
         self._owners: dict[str, Link] = {}
         self._load = core.load()
         self._load_at = 0.0
+        self._port_lost_limit_s = port_lost_limit_s
+        self._port_lost_at: float | None = None
         self._drain_until: float | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine-worker", daemon=True)
@@ -123,9 +129,15 @@ class EngineWorker:
             if isinstance(event, LinkClosed):
                 self._cancel_all(link)
                 continue
-            if link is not None and isinstance(event, Submit | Prepare | Prefill):
+            if isinstance(event, Submit | Prepare | Prefill) and link is not None:
                 self._owners[event.request.request_id] = link
+            elif isinstance(event, PortLost):
+                self._port_lost_at = self._clock()
+            elif isinstance(event, PortBack):
+                self._port_lost_at = None
             self._apply(core.handle(event, self._clock()))
+        if self._port_lost_at is not None and self._clock() - self._port_lost_at > self._port_lost_limit_s:
+            raise Unavailable(f"the node has been gone for {self._port_lost_limit_s:g} s; restart the engine")
         self._apply(core.expire(self._clock()))
         step = core.plan(self._clock())
         self._publish_load()
