@@ -50,7 +50,6 @@ class TorchRunner:
         if device not in ("auto", "cpu"):
             raise ConfigError(f"device {device!r} is not supported; supported are 'auto' and 'cpu'")
         threads = threads or len(os.sched_getaffinity(0))
-        torch.set_num_threads(threads)
         self.info = load_model_info(prepared, kv_dtype, block_tokens)
         self._shape = load_shape(prepared)
         layout = self.info.layout
@@ -80,15 +79,19 @@ class TorchRunner:
 
     def close(self) -> None:
         """Let go of the arena: its memoryview can be released afterwards."""
+        self._layers.close()
         del self._layers, self._pages
 
     def _choose(self, prepared: Path, kernels: Kernels, threads: int) -> Layers:
         weights = TensorFile(prepared / WEIGHTS_FILE)
+        torch.set_num_threads(threads)
         if kernels == "torch":
             return TorchLayers(self._shape, weights, self._pages)
         problem = native_layers.refusal(self._shape)
         library = problem or native_build.load(prepared.parent)
         if not isinstance(library, str):
+            # The kernels have their own threads; those of torch would only spin against them between two steps.
+            torch.set_num_threads(1)
             return native_layers.NativeLayers(library, self._shape, weights, self._pages, threads)
         if kernels == "native":
             raise ConfigError(f"the compiled kernels cannot be used: {library}; use kernels='torch'")

@@ -8,11 +8,11 @@
  * (Dao et al. 2022, alg. 1); segments are FlashDecoding's split of the context (Dao et al. 2023), at fixed borders.
  */
 #include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
-enum { PANEL = 16, BLOCK = 32, SEGMENT = 256, ROW_BLOCK = 96, TILE_ROWS = 96, MAX_HEAD = 256 };
+#include "pool.h"
+
+enum { PANEL = 16, BLOCK = 64, SEGMENT = 256, ROW_BLOCK = 96, ROW_UNIT = 8, TILE_ROWS = 96, MAX_HEAD = 256 };
 #if defined(__AVX512F__)
 enum { MR = 12 };
 #else
@@ -21,10 +21,13 @@ enum { MR = 6 };
 #define INLINE static inline __attribute__((always_inline))
 typedef float vf __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t vi __attribute__((vector_size(64)));
+typedef float v4 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t i4 __attribute__((vector_size(16)));
 
 typedef struct {
-    int32_t hidden, heads, kv_heads, head_dim, intermediate, vocab, layers, block_tokens, kv_dtype, threads;
+    int32_t hidden, heads, kv_heads, head_dim, intermediate, vocab, layers, block_tokens, kv_dtype;
     float norm_eps, scale;
+    Pool *pool;
     char *pages;
     const float *embed, *head, *norm, *cos, *sin;
 } Model;
@@ -66,20 +69,25 @@ INLINE float exp1(float x) {
     return vexp(v)[0];
 }
 
-INLINE float sum16(vf v) {
-    float t[PANEL];
-    memcpy(t, &v, sizeof t);
-    for (int step = 8; step; step /= 2)
-        for (int i = 0; i < step; i++) t[i] += t[i + step];
-    return t[0];
+INLINE vf turn(vf v, int by) {
+    static const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return __builtin_shuffle(v, (lane + by) & 15);
 }
 
+INLINE float sum16(vf v) {
+    v += turn(v, 8);
+    v += turn(v, 4);
+    v += turn(v, 2);
+    return v[0] + v[1];
+}
+
+INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
+
 INLINE float max16(vf v) {
-    float t[PANEL];
-    memcpy(t, &v, sizeof t);
-    for (int step = 8; step; step /= 2)
-        for (int i = 0; i < step; i++) t[i] = t[i] > t[i + step] ? t[i] : t[i + step];
-    return t[0];
+    v = larger(v, turn(v, 8));
+    v = larger(v, turn(v, 4));
+    v = larger(v, turn(v, 2));
+    return v[0] > v[1] ? v[0] : v[1];
 }
 
 static void rms_norm(const float *x, const float *weight, float *out, int n, float eps) {
@@ -94,8 +102,9 @@ static void rms_norm(const float *x, const float *weight, float *out, int n, flo
 
 /* ---- matrix tiles ----------------------------------------------------------------------------------------------- */
 
-/* c[i] = a[i] · (b0 | b1) for i < rows: inner dimension k, c of leading dimension 32. */
-INLINE void tile_rows(const int rows, const float *a, long lda, const float *b0, const float *b1, int k, float *c) {
+/* c[i] = a[i] · (b0 | b1) for i < rows; k is the inner dimension. */
+INLINE void tile_rows(const int rows, const float *a, long lda, const float *b0, const float *b1, int k, float *c,
+                      long ldc) {
 #if defined(__AVX512F__)
     vf s0[MR], s1[MR];
 #pragma GCC unroll 12
@@ -111,8 +120,8 @@ INLINE void tile_rows(const int rows, const float *a, long lda, const float *b0,
     }
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) {
-        *(vf *)(c + i * 32) = s0[i];
-        *(vf *)(c + i * 32 + PANEL) = s1[i];
+        *(vf *)(c + i * ldc) = s0[i];
+        *(vf *)(c + i * ldc + PANEL) = s1[i];
     }
 #else
     for (int half = 0; half < 2; half++) {
@@ -126,13 +135,13 @@ INLINE void tile_rows(const int rows, const float *a, long lda, const float *b0,
             for (int i = 0; i < rows; i++) s[i] += a[i * lda + j] * w;
         }
 #pragma GCC unroll 6
-        for (int i = 0; i < rows; i++) *(vf *)(c + i * 32 + half * PANEL) = s[i];
+        for (int i = 0; i < rows; i++) *(vf *)(c + i * ldc + half * PANEL) = s[i];
     }
 #endif
 }
 
-#define CASE(n) case n: tile_rows(n, a, lda, b0, b1, k, c); break;
-static void tile(int rows, const float *a, long lda, const float *b0, const float *b1, int k, float *c) {
+#define CASE(n) case n: tile_rows(n, a, lda, b0, b1, k, c, ldc); break;
+static void tile(int rows, const float *a, long lda, const float *b0, const float *b1, int k, float *c, long ldc) {
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if defined(__AVX512F__)
@@ -163,24 +172,49 @@ INLINE void finish(enum Then then, int rows, const float *c, float *out, long ld
     }
 }
 
-/* out (=, += or gated) a · w; inside a parallel region, ends with a barrier. GATE: out has half as many columns. */
-static void linear(enum Then then, const float *a, int rows, int k, const float *w, int panels, const float *bias,
-                   float *out, long ldo) {
-    int pairs = (panels + 1) / 2, row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-#pragma omp for schedule(dynamic)
-    for (int unit = 0; unit < pairs * row_blocks; unit++) {
-        int pair = unit % pairs, from = unit / pairs * ROW_BLOCK;
-        int to = from + ROW_BLOCK < rows ? from + ROW_BLOCK : rows;
-        int both = 2 * pair + 1 < panels;
-        const float *b0 = w + (long)pair * 2 * k * PANEL, *b1 = both ? b0 + (long)k * PANEL : b0;
-        float c[MR * 32];
-        for (int r = from; r < to; r += MR) {
-            int n = to - r < MR ? to - r : MR;
-            tile(n, a + (long)r * k, k, b0, b1, k, c);
-            finish(then, n, c, out + (long)r * ldo, ldo, pair, both, bias);
-        }
+typedef struct {
+    enum Then then;
+    int rows, k, panels;
+    const float *a, *w, *bias;
+    float *out;
+    long ldo;
+} Linear;
+
+/* One pair of panels for one block of rows. */
+static void linear_unit(const void *context, int unit, void *scratch) {
+    const Linear *l = context;
+    int pairs = (l->panels + 1) / 2, pair = unit % pairs, both = 2 * pair + 1 < l->panels;
+    int from = unit / pairs * ROW_BLOCK, to = from + ROW_BLOCK < l->rows ? from + ROW_BLOCK : l->rows;
+    const float *b0 = l->w + (long)pair * 2 * l->k * PANEL, *b1 = both ? b0 + (long)l->k * PANEL : b0;
+    float *c = scratch;
+    for (int r = from; r < to; r += MR) {
+        int n = to - r < MR ? to - r : MR;
+        tile(n, l->a + (long)r * l->k, l->k, b0, b1, l->k, c, 2 * PANEL);
+        finish(l->then, n, c, l->out + r * l->ldo, l->ldo, pair, both, l->bias);
     }
 }
+
+/* out (=, += or gated) a · w. GATE: out has half as many columns. */
+static void linear(Pool *pool, Linear l) {
+    parallel(pool, linear_unit, &l, (l.panels + 1) / 2 * ((l.rows + ROW_BLOCK - 1) / ROW_BLOCK));
+}
+
+typedef struct {
+    int n, rows;
+    float eps;
+    const float *x, *weight;
+    const int32_t *pick;
+    float *out;
+} Norm;
+
+static void norm_unit(const void *context, int unit, void *scratch) {
+    const Norm *t = context;
+    (void)scratch;
+    for (int r = unit * ROW_UNIT; r < t->rows && r < (unit + 1) * ROW_UNIT; r++)
+        rms_norm(t->x + (long)(t->pick ? t->pick[r] : r) * t->n, t->weight, t->out + (long)r * t->n, t->n, t->eps);
+}
+
+static void norm_rows(Pool *pool, Norm t) { parallel(pool, norm_unit, &t, (t.rows + ROW_UNIT - 1) / ROW_UNIT); }
 
 /* ---- pages ------------------------------------------------------------------------------------------------------ */
 
@@ -277,7 +311,21 @@ static void reset(State *state, int rows, int d) {
     memset(state->out, 0, sizeof(float) * rows * d);
 }
 
-/* Keys as [head_dim][32 tokens] in two panels, values as [head_dim / 16][32 tokens][16]. */
+/* Column i of `to` (leading dimension 16) = row i of four. */
+INLINE void transpose4(const float *const four[4], float *to, int d) {
+    for (int j = 0; j < d; j += 4) {
+        v4 a = *(const v4 *)(four[0] + j), b = *(const v4 *)(four[1] + j);
+        v4 c = *(const v4 *)(four[2] + j), e = *(const v4 *)(four[3] + j);
+        v4 ab0 = __builtin_shuffle(a, b, (i4){0, 4, 1, 5}), ab1 = __builtin_shuffle(a, b, (i4){2, 6, 3, 7});
+        v4 ce0 = __builtin_shuffle(c, e, (i4){0, 4, 1, 5}), ce1 = __builtin_shuffle(c, e, (i4){2, 6, 3, 7});
+        *(v4 *)(to + j * PANEL) = __builtin_shuffle(ab0, ce0, (i4){0, 1, 4, 5});
+        *(v4 *)(to + (j + 1) * PANEL) = __builtin_shuffle(ab0, ce0, (i4){2, 3, 6, 7});
+        *(v4 *)(to + (j + 2) * PANEL) = __builtin_shuffle(ab1, ce1, (i4){0, 1, 4, 5});
+        *(v4 *)(to + (j + 3) * PANEL) = __builtin_shuffle(ab1, ce1, (i4){2, 3, 6, 7});
+    }
+}
+
+/* Keys as [4 panels][head_dim][16 tokens], values as [head_dim / 16][64 tokens][16]. */
 static void load_block(const Model *m, const Step *s, const Task *t, int layer, int from, int count, Scratch *w) {
     int d = m->head_dim;
     const int32_t *pages = s->pages + s->table[t->chunk];
@@ -294,17 +342,11 @@ static void load_block(const Model *m, const Step *s, const Task *t, int layer, 
         const float *value = get(m, place(m, layer, slot, 1, offset, t->head), converted, d);
         for (int j = 0; j < d; j += PANEL) *(vf *)(w->values + (j * BLOCK) + i * PANEL) = *(const vf *)(value + j);
     }
-    for (int panel = 0; panel < 2; panel++) {
-        float *to = w->keys + panel * d * PANEL;
-        int n = min(count - panel * PANEL, PANEL);
-        for (int j = 0; j < d; j += 4)
-            for (int i = 0; i < n; i++) {
-                const float *row = rows[panel * PANEL + i] + j;
-                to[j * PANEL + i] = row[0];
-                to[(j + 1) * PANEL + i] = row[1];
-                to[(j + 2) * PANEL + i] = row[2];
-                to[(j + 3) * PANEL + i] = row[3];
-            }
+    for (int i = 0; i < count; i += 4) {
+        const float *zero = w->q; /* any readable address: lanes beyond `count` are masked later */
+        const float *four[4] = {rows[i], i + 1 < count ? rows[i + 1] : zero, i + 2 < count ? rows[i + 2] : zero,
+                                i + 3 < count ? rows[i + 3] : zero};
+        transpose4(four, w->keys + i / PANEL * d * PANEL + i % PANEL, d);
     }
 }
 
@@ -313,24 +355,28 @@ static void soften(State *state, Scratch *w, int rows, int g, int position, int 
     static const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int r = 0; r < rows; r++) {
         int visible = position + r / g + 1 - from;
-        vf *p0 = (vf *)(w->p + r * BLOCK), *p1 = (vf *)(w->p + r * BLOCK + PANEL);
+        float *p = w->p + r * BLOCK;
         if (visible <= 0) {
-            *p0 = *p1 = (vf){0};
+            memset(p, 0, sizeof(float) * BLOCK);
             w->correction[r] = 1.0f;
             continue;
         }
-        vi in0 = lane < visible, in1 = lane < visible - PANEL;
-        vf low = (vf){0} - 1e30f;
-        vf s0 = pick(in0, *p0, low), s1 = pick(in1, *p1, low);
-        float old = state->max[r], top = max16(pick(s0 > s1, s0, s1));
+        vf s[BLOCK / PANEL], most = (vf){0} - 1e30f, sum = {0};
+        for (int j = 0; j < BLOCK / PANEL; j++) {
+            s[j] = *(vf *)(p + j * PANEL);
+            if (visible < BLOCK) s[j] = pick(lane < visible - j * PANEL, s[j], (vf){0} - 1e30f);
+            most = larger(s[j], most);
+        }
+        float old = state->max[r], top = max16(most);
         top = top > old ? top : old;
-        s0 = vexp(s0 - top);
-        s1 = vexp(s1 - top);
-        *p0 = s0;
-        *p1 = s1;
+        for (int j = 0; j < BLOCK / PANEL; j++) {
+            vf weight = vexp(s[j] - top);
+            *(vf *)(p + j * PANEL) = weight;
+            sum += weight;
+        }
         w->correction[r] = exp1(old - top);
         state->max[r] = top;
-        state->sum[r] = state->sum[r] * w->correction[r] + sum16(s0 + s1);
+        state->sum[r] = state->sum[r] * w->correction[r] + sum16(sum);
     }
 }
 
@@ -341,7 +387,7 @@ static void accumulate(State *state, Scratch *w, int rows, int d) {
         for (int j = 0; j < d; j += 2 * PANEL) {
             int both = j + PANEL < d;
             const float *v0 = w->values + j * BLOCK, *v1 = both ? v0 + BLOCK * PANEL : v0;
-            tile(n, w->p + r * BLOCK, BLOCK, v0, v1, BLOCK, c);
+            tile(n, w->p + r * BLOCK, BLOCK, v0, v1, BLOCK, c, 32);
             for (int i = 0; i < n; i++) {
                 float *out = state->out + (r + i) * d + j;
                 *(vf *)out = *(vf *)out * w->correction[r + i] + *(vf *)(c + i * 32);
@@ -366,7 +412,9 @@ static void run_segment(const Model *m, const Step *s, const Task *t, int layer,
     for (int from = segment * SEGMENT; from < end; from += BLOCK) {
         load_block(m, s, t, layer, from, min(end - from, BLOCK), w);
         for (int r = 0; r < rows; r += MR)
-            tile(min(rows - r, MR), w->q + r * d, d, w->keys, w->keys + d * PANEL, d, w->p + r * BLOCK);
+            for (int j = 0; j < BLOCK; j += 2 * PANEL)
+                tile(min(rows - r, MR), w->q + r * d, d, w->keys + j * d, w->keys + (j + PANEL) * d, d,
+                     w->p + r * BLOCK + j, BLOCK);
         soften(&w->segment, w, rows, g, position, from);
         accumulate(&w->segment, w, rows, d);
     }
@@ -452,23 +500,49 @@ void embed_rows(const Model *m, const Step *s) {
     }
 }
 
+typedef struct {
+    const Model *m;
+    const Layer *l;
+    const Step *s;
+    int layer;
+    const Task *tasks;
+    int count;
+} Pass;
+
+static void store_unit(const void *context, int unit, void *scratch) {
+    const Pass *p = context;
+    (void)scratch;
+    for (int r = unit * ROW_UNIT; r < p->s->rows && r < (unit + 1) * ROW_UNIT; r++)
+        rotate_and_store(p->m, p->l, p->s, p->layer, r);
+}
+
+static void task_unit(const void *context, int unit, void *scratch) {
+    const Pass *p = context;
+    run_task(p->m, p->s, p->tasks + unit, p->layer, scratch);
+}
+
+static void join_unit(const void *context, int unit, void *scratch) {
+    const Pass *p = context;
+    (void)scratch;
+    if (p->tasks[unit].segment != 0) return;
+    int n = 1;
+    while (unit + n < p->count && p->tasks[unit + n].segment == n) n++;
+    join(p->m, p->s, p->tasks + unit, n);
+}
+
 /* New q, k, v of a layer; K and V go to their pages. */
 void project(const Model *m, const Layer *l, const Step *s, int layer) {
-#pragma omp parallel num_threads(m->threads)
-    {
-#pragma omp for
-        for (int r = 0; r < s->rows; r++)
-            rms_norm(s->x + (long)r * m->hidden, l->attn_norm, s->h + (long)r * m->hidden, m->hidden, m->norm_eps);
-        linear(STORE, s->h, s->rows, m->hidden, l->qkv, s->qkv_width / PANEL, l->qkv_bias, s->qkv, s->qkv_width);
-#pragma omp for
-        for (int r = 0; r < s->rows; r++) rotate_and_store(m, l, s, layer, r);
-    }
+    Pass pass = {m, l, s, layer, NULL, 0};
+    norm_rows(m->pool, (Norm){m->hidden, s->rows, m->norm_eps, s->x, l->attn_norm, NULL, s->h});
+    linear(m->pool, (Linear){STORE, s->rows, m->hidden, s->qkv_width / PANEL, s->h, l->qkv, l->qkv_bias, s->qkv,
+                             s->qkv_width});
+    parallel(m->pool, store_unit, &pass, (s->rows + ROW_UNIT - 1) / ROW_UNIT);
 }
 
 /* Attention and MLP of a layer, added to x. Returns 0, or -1 without memory. */
 int attend(const Model *m, const Layer *l, const Step *s, int layer) {
     long floats = 0;
-    int count = plan(m, s, NULL, NULL, &floats);
+    int count = plan(m, s, NULL, NULL, &floats), width = m->heads * m->head_dim;
     Task *tasks = malloc(sizeof *tasks * count);
     float *partial = malloc(sizeof *partial * (floats + 1));
     if (!tasks || !partial) {
@@ -477,25 +551,14 @@ int attend(const Model *m, const Layer *l, const Step *s, int layer) {
         return -1;
     }
     plan(m, s, tasks, partial, &floats);
-#pragma omp parallel num_threads(m->threads)
-    {
-        Scratch scratch;
-#pragma omp for schedule(dynamic)
-        for (int i = 0; i < count; i++) run_task(m, s, tasks + i, layer, &scratch);
-#pragma omp for schedule(dynamic)
-        for (int i = 0; i < count; i++)
-            if (tasks[i].segment == 0) {
-                int n = 1;
-                while (i + n < count && tasks[i + n].segment == n) n++;
-                join(m, s, tasks + i, n);
-            }
-        linear(ADD, s->attended, s->rows, m->heads * m->head_dim, l->o, m->hidden / PANEL, NULL, s->x, m->hidden);
-#pragma omp for
-        for (int r = 0; r < s->rows; r++)
-            rms_norm(s->x + (long)r * m->hidden, l->mlp_norm, s->h + (long)r * m->hidden, m->hidden, m->norm_eps);
-        linear(GATE, s->h, s->rows, m->hidden, l->gate_up, 2 * m->intermediate / PANEL, NULL, s->mlp, m->intermediate);
-        linear(ADD, s->mlp, s->rows, m->intermediate, l->down, m->hidden / PANEL, NULL, s->x, m->hidden);
-    }
+    Pass pass = {m, l, s, layer, tasks, count};
+    parallel(m->pool, task_unit, &pass, count);
+    if (floats) parallel(m->pool, join_unit, &pass, count);
+    linear(m->pool, (Linear){ADD, s->rows, width, m->hidden / PANEL, s->attended, l->o, NULL, s->x, m->hidden});
+    norm_rows(m->pool, (Norm){m->hidden, s->rows, m->norm_eps, s->x, l->mlp_norm, NULL, s->h});
+    linear(m->pool, (Linear){GATE, s->rows, m->hidden, 2 * m->intermediate / PANEL, s->h, l->gate_up, NULL, s->mlp,
+                             m->intermediate});
+    linear(m->pool, (Linear){ADD, s->rows, m->intermediate, m->hidden / PANEL, s->mlp, l->down, NULL, s->x, m->hidden});
     free(tasks);
     free(partial);
     return 0;
@@ -504,11 +567,8 @@ int attend(const Model *m, const Layer *l, const Step *s, int layer) {
 /* Logits of the wanted rows, leading dimension vocab rounded up to panels. */
 void predict(const Model *m, const Step *s) {
     int panels = (m->vocab + PANEL - 1) / PANEL;
-#pragma omp parallel num_threads(m->threads)
-    {
-#pragma omp for
-        for (int i = 0; i < s->sampled; i++)
-            rms_norm(s->x + (long)s->wanted[i] * m->hidden, m->norm, s->h + (long)i * m->hidden, m->hidden, m->norm_eps);
-        linear(STORE, s->h, s->sampled, m->hidden, m->head, panels, NULL, s->logits, (long)panels * PANEL);
-    }
+    norm_rows(m->pool, (Norm){m->hidden, s->sampled, m->norm_eps, s->x, m->norm, s->wanted, s->h});
+    linear(m->pool, (Linear){STORE, s->sampled, m->hidden, panels, s->h, m->head, NULL, s->logits, (long)panels * PANEL});
 }
+
+Pool *pool_open(int threads) { return pool_with_scratch(threads, sizeof(Scratch)); }

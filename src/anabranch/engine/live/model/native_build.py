@@ -1,7 +1,6 @@
 """Compile the kernels for this processor, once per cache directory.
 
-The object is linked without an OpenMP library of its own: its symbols bind to the one that torch has loaded, so
-both share one thread pool.
+**See also** `kernels.c`, `pool.h`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
-import torch  # noqa: F401  (loads OpenMP, whose symbols the kernels bind to)
 from blake3 import blake3
 
-COMPILE = ("-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-fno-math-errno", "-c")
+COMPILE = ("-O3", "-std=gnu11", "-pthread", "-fPIC", "-shared", "-fno-math-errno")
+SOURCES = ("kernels.c", "pool.h")
 TIMEOUT_S = 120.0
 
 
@@ -27,11 +26,12 @@ def load(cache_dir: Path) -> ctypes.CDLL | str:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return "no C compiler (cc) was found"
-    source = resources.files(__package__).joinpath("kernels.c").read_bytes()
-    name = blake3(source + compiler.encode() + _processor().encode()).hexdigest()[:16]
+    sources = {name: resources.files(__package__).joinpath(name).read_bytes() for name in SOURCES}
+    settings = "\0".join((compiler, *COMPILE, _processor())).encode()
+    name = blake3(b"\0".join((*sources.values(), settings))).hexdigest()[:16]
     target = cache_dir / f"kernels-{name}.so"
     if not target.is_file():
-        problem = _build(compiler, source, target)
+        problem = _build(compiler, sources, target)
         if problem:
             return problem
     try:
@@ -40,26 +40,23 @@ def load(cache_dir: Path) -> ctypes.CDLL | str:
         return f"the compiled kernels cannot be loaded: {error}"
 
 
-def _build(compiler: str, source: bytes, target: Path) -> str:
+def _build(compiler: str, sources: dict[str, bytes], target: Path) -> str:
     """ "" or what went wrong. Published by a rename, so several processes may build at once."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".kernels-") as folder:
-            code, built = Path(folder, "kernels.o"), Path(folder, "kernels.so")
-            Path(folder, "kernels.c").write_bytes(source)
-            flags = (*COMPILE, "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native")
-            _run([compiler, *flags, str(Path(folder, "kernels.c")), "-o", str(code)])
-            _run([compiler, "-shared", str(code), "-o", str(built), "-lm"])
+            for name, text in sources.items():
+                Path(folder, name).write_bytes(text)
+            built = Path(folder, "kernels.so")
+            native = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
+            command = [compiler, *COMPILE, native, str(Path(folder, SOURCES[0])), "-o", str(built), "-lm"]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
             built.rename(target)
     except subprocess.CalledProcessError as error:
         return f"{compiler} failed: {(error.stderr or '').strip().splitlines()[:1]}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{compiler} failed: {error}"
     return ""
-
-
-def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 def _processor() -> str:

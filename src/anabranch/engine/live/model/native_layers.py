@@ -26,9 +26,9 @@ _I, _F, _P = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
 class _Model(ctypes.Structure):
     _fields_ = [
         *((name, _I) for name in ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")),
-        *((name, _I) for name in ("layers", "block_tokens", "kv_dtype", "threads")),
+        *((name, _I) for name in ("layers", "block_tokens", "kv_dtype")),
         *((name, _F) for name in ("norm_eps", "scale")),
-        *((name, _P) for name in ("pages", "embed", "head", "norm", "cos", "sin")),
+        *((name, _P) for name in ("pool", "pages", "embed", "head", "norm", "cos", "sin")),
     ]
 
 
@@ -65,7 +65,12 @@ class NativeLayers:
         self._kernels, self._shape = kernels, shape
         self._cos, self._sin = tables(weights.float32("inv_freq"), shape.context_tokens)
         self._kept: list[Any] = [weights, pages]
-        self._model = self._describe(weights, pages, threads)
+        kernels.pool_open.restype = ctypes.c_void_p
+        kernels.pool_close.argtypes = [ctypes.c_void_p]
+        self._pool = kernels.pool_open(threads)
+        if not self._pool:
+            raise InvariantBroken("the kernels could not allocate their scratch memory")
+        self._model = self._describe(weights, pages)
         self._layers = [self._layer(weights, index) for index in range(shape.layers)]
         self._width = shape.q_size + 2 * shape.kv_size
         self._buffers: dict[str, torch.Tensor] = {}
@@ -87,7 +92,14 @@ class NativeLayers:
             call.predict(model, at)
         return self._buffers["logits"][: len(step.sampled), : self._shape.vocab]
 
-    def _describe(self, weights: TensorFile, pages: torch.Tensor, threads: int) -> _Model:
+    def close(self) -> None:
+        """End the threads; no call may follow."""
+        pool, self._pool = self._pool, None
+        if pool:
+            self._kernels.pool_close(pool)
+            self._kept.clear()
+
+    def _describe(self, weights: TensorFile, pages: torch.Tensor) -> _Model:
         shape = self._shape
         return _Model(
             hidden=shape.hidden,
@@ -99,7 +111,7 @@ class NativeLayers:
             layers=shape.layers,
             block_tokens=pages.shape[3],
             kv_dtype=_DTYPES[pages.dtype],
-            threads=threads,
+            pool=self._pool,
             norm_eps=shape.norm_eps,
             scale=1.0 / math.sqrt(shape.head_dim),
             pages=pages.data_ptr(),

@@ -47,6 +47,9 @@ class Layers(Protocol):
     def forward(self, step: Step, gate: LayerGate) -> torch.Tensor:
         """Logits [len(step.sampled), vocab] float32, valid until the next call."""
 
+    def close(self) -> None:
+        """Give back threads and the view of the pages."""
+
 
 def build_step(batch: list[Chunk], shape: ModelShape, block_tokens: int, slots: int) -> Step:
     """Raises InvariantBroken if a chunk's tokens, positions or pages cannot be."""

@@ -72,6 +72,10 @@ class TorchLayers:
         x = x[torch.from_numpy(step.sampled).long()]
         return F.linear(F.rms_norm(x, (x.shape[-1],), self._norm, self._shape.norm_eps), self._head)
 
+    def close(self) -> None:
+        """See `step.Layers`."""
+        del self._pages
+
     def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of [rows, heads, head_dim], normalized and rotated."""
         shape = self._shape
