@@ -54,10 +54,11 @@ def expected(bench: Bench, seed: int, index: int = 0) -> str:
 
 def test_chat(bench: Bench) -> None:
     answer = bench.client.chat.completions.create(model="tripwire", messages=LONG, max_tokens=12, seed=4)
-    assert answer.id.startswith("chatcmpl-")
+    asked = bench.prefill.requests(Prefill)[-1].request
+    assert answer.id == f"chatcmpl-{asked.request_id.split('.')[0]}"
     assert answer.choices[0].message.content == expected(bench, 4)
     assert answer.choices[0].finish_reason == "length"
-    assert bench.prefill.requests(Prefill)[-1].request.sampling.seed == 4
+    assert asked.sampling.seed == 4
     assert answer.usage is not None
     assert (answer.usage.completion_tokens, answer.usage.total_tokens) == (12, answer.usage.prompt_tokens + 12)
 

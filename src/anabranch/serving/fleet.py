@@ -11,8 +11,8 @@ from anabranch.policy.routing import EngineView, PrefixMap, Prompt, Route, Routi
 
 
 class EngineState(msgspec.Struct, kw_only=True):
-    """`claimed_*`: what this gateway has sent there and not yet seen done. Load reports lag behind by up to a second and
-    do not know what is cached, so they only tell of work that came from elsewhere."""
+    """`claimed_*`: what this gateway has sent there and not yet seen done. Load reports lag by up to a second and do
+    not know what is cached, so they only tell of work that came from elsewhere."""
 
     hello: EngineHello
     load: EngineLoad | None = None

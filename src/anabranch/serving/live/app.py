@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import AsyncIterator
 
@@ -21,6 +22,7 @@ from anabranch.serving.answers import error_body, http_status
 from anabranch.serving.live.exchange import Outcome
 from anabranch.serving.live.gateway import Gateway, json_response
 
+log = logging.getLogger(__name__)
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize")
 
 
@@ -50,7 +52,10 @@ class Frame:
             await self._app(scope, receive, labelled)
         finally:
             endpoint = scope["path"] if scope["path"] in ENDPOINTS else "other"
-            self._gateway.metrics.requests.labels(endpoint, outcome.label or _outcome(status)).inc()
+            label = outcome.label or _outcome(status)
+            self._gateway.metrics.requests.labels(endpoint, label).inc()
+            if endpoint != "other":
+                log.info("request %s: %s %s", request_id.decode(), endpoint, label)
 
 
 def create_app(gateway: Gateway) -> ASGIApp:

@@ -100,7 +100,7 @@ class Exchange:
                 if self._error is not None and not self._pending:
                     raise self._error
                 await (self._send_stream(send) if self._stream else self._send_whole(send))
-            if self._error is None and not outcome.label.startswith("cancel"):
+            if self._error is None and self._first and outcome.label != "cancelled":
                 outcome.label = "ok"
                 self._metrics.finished(
                     self._first - self._arrived, self._last - self._arrived, (text.tokens for text in self._texts)

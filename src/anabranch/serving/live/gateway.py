@@ -114,7 +114,7 @@ class Gateway:
         ask, prompts = await self._off_loop(len(data), lambda: self._understand(parse(data, self._limits), tenant))
         return Exchange(
             prompts,
-            self._voice(ask),
+            self._voice(ask, prompts[0][0].request_id.rpartition(".")[0]),
             ask.stream,
             ask.stop,
             self.model.tokenizer.detokenizer,
@@ -249,11 +249,12 @@ class Gateway:
         # The template writes the special tokens that it wants itself.
         return self.model.tokenizer.encode(self.model.tokenizer.render(messages), special=False)
 
-    def _voice(self, ask: Ask) -> Voice:
+    def _voice(self, ask: Ask, answer_id: str) -> Voice:
+        """The answer's id is what engines know the request by, so that one finds the other in logs."""
         prefix = "chatcmpl" if ask.kind == "chat" else "cmpl"
         return Voice(
             kind=ask.kind,
-            id=f"{prefix}-{self.senses.random_bytes(12).hex()}",
+            id=f"{prefix}-{answer_id}",
             created=int(self.senses.unix_time()),
             model=self.model.name,
             logprobs=ask.sampling.logprobs is not None,
