@@ -66,9 +66,9 @@ class StepGate:
 class EngineWorker:
     """Owns the core: nothing else calls it. `inbox.port_event` must be the port's sink.
 
-    A runner that raises fails the requests of its step and nothing else. Two things end the thread: an error of the core
-    or the port (a bug), and a node that stays away for `port_lost_limit_s` (a new process may attach where this one
-    cannot, as to a new arena). Then `failure` holds the error and `on_death` is called: restart the process.
+    A runner that raises fails the requests of its step and nothing else. Two things end the thread: an error of the
+    core or the port (a bug), and a node that stays away for `port_lost_limit_s` (a new process may attach where this
+    one cannot, as to a new arena). Then `failure` holds the error and `on_death` is called: restart the process.
     """
 
     def __init__(
