@@ -283,6 +283,18 @@ def test_a_hand_off_arrives_layer_by_layer_and_complete(lab: StoreLab) -> None:
     all_free(lab, "p", "d")
 
 
+def test_a_hand_off_of_nothing_is_complete_at_once(lab: StoreLab) -> None:
+    lab.node("p")
+    lab.node("d")
+    prefill, decode = lab.probe("p"), lab.probe("d")
+    _, event = opened(decode, "h1", 0)
+    assert decode.take(port.InboundEnded).reason == ""
+    prefill.port.open_outbound("h1", event.ticket)
+    prefill.port.finish_outbound("h1")
+    assert prefill.take(port.OutboundEnded).reason == ""
+    all_free(lab, "p", "d")
+
+
 def test_an_incomplete_hand_off_fails_on_both_sides(lab: StoreLab) -> None:
     lab.node("p")
     lab.node("d")

@@ -35,10 +35,13 @@ class Inbound(msgspec.Struct):
 
 
 class Outbound(msgspec.Struct):
+    """`empty`: the peer has everything already; nobody needs to be told."""
+
     session: bytes
     until: float
     pinned: dict[int, None] = {}
     ending: str | None = None
+    empty: bool = False
 
 
 class HandoffBook:
@@ -107,15 +110,19 @@ class HandoffBook:
             self._tell(session, OutboundEndedReply(handoff=m.handoff, reason="refused: name in use"))
             return
         until = now + m.ticket.deadline_s
-        self.outbound[m.handoff] = Outbound(session, until)
+        self.outbound[m.handoff] = Outbound(session, until, empty=not m.ticket.blocks)
         self._ends.grant(("out", m.handoff), until)
-        self._act(StartPush(m.handoff, m.ticket))
+        if m.ticket.blocks:
+            self._act(StartPush(m.handoff, m.ticket))
 
     def push(self, session: bytes, m: PushLayer) -> None:
         state = self._mine(session, m.handoff)
         if state is None or state.ending is not None:
             return
         held = self._book.held[session]
+        if state.empty and m.blocks:
+            self._end(m.handoff, state, "pushed blocks that the ticket does not name")
+            return
         if not 0 <= m.layer < self._layers or not all(held[slot] > 0 for slot, _ in m.blocks):
             self._end(m.handoff, state, "pushed a slot or layer that is not the engine's")
             return
@@ -169,4 +176,7 @@ class HandoffBook:
     def _end(self, handoff: str, state: Outbound, reason: str) -> None:
         if not state.ending:
             state.ending = reason
-            self._act(EndPush(handoff, reason))
+            if state.empty:
+                self.outbound_done(OutboundDone(handoff, reason))
+            else:
+                self._act(EndPush(handoff, reason))

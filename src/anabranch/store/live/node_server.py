@@ -16,10 +16,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from anabranch.blocks.layout import KvLayout
-from anabranch.core.errors import AnabranchError, InvalidInput
+from anabranch.core.errors import AnabranchError, InvalidInput, Unavailable
 from anabranch.core.faults import NO_FAULTS, Faults
 from anabranch.core.live.link import Link, Listener
 from anabranch.paging.pool import SlotPool
@@ -40,12 +41,14 @@ from anabranch.transfer.live.fetches import PeerFetcher
 from anabranch.transfer.live.peer_server import PeerServer
 from anabranch.transfer.live.pushes import Pusher
 from anabranch.transfer.live.segments import SegmentTask
+from anabranch.transfer.live.tally import Tally
 from anabranch.transfer.messages import FetchRequest
 from anabranch.transfer.records import AttachedSession
 
 log = logging.getLogger(__name__)
 TICK_S = 0.02
 GONE_CHECK_S = 0.1
+ANSWER_S = 10.0
 SECRET_BYTES = 16
 
 
@@ -75,7 +78,8 @@ class NodeServer:
         self._arena_path = arena_path
         self._directory_address = directory_address
         self._faults = faults
-        self.counters: Counter[str] = Counter()
+        self._decided: Counter[str] = Counter()
+        self._tally = Tally()
         self.failure: BaseException | None = None
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._links: dict[bytes, Link] = {}
@@ -108,21 +112,21 @@ class NodeServer:
         self.arena, kept = Arena.create(self._arena_path, self.layout, config.dram_bytes)
         self.ssd = self._open_ssd()
         index = self._index()
-        book = SlotBook(SlotPool(self.arena.slots), self.arena.slots, self.counters)
-        self._peers = PeerServer(config.listen, self.arena, config.peer_timeout_s, self.counters, self._faults, self)
-        self._fetcher = PeerFetcher(self.arena, config.peer_timeout_s, self.counters, self._faults)
+        book = SlotBook(SlotPool(self.arena.slots), self.arena.slots, self._decided)
+        self._peers = PeerServer(config.listen, self.arena, config.peer_timeout_s, self._tally, self._faults, self)
+        self._fetcher = PeerFetcher(self.arena, config.peer_timeout_s, self._tally, self._faults)
         self._pusher = Pusher(
-            self.arena, config.peer_timeout_s, self.counters, self._faults,
+            self.arena, config.peer_timeout_s, self._tally, self._faults,
             lambda handoff, reason: post(a.OutboundDone(handoff, reason)),
         )  # fmt: skip
         self._sealer = Sealer(self.arena, post)
         name = ArenaName(self.arena.path, self.arena.inode, self.arena.epoch)
         self.address: Address = self._peers.address
         self.node = Node(
-            self.node_id, self.layout, config, name, self.address, book, index, self.counters,
+            self.node_id, self.layout, config, name, self.address, book, index, self._decided,
             lambda: secrets.token_bytes(SECRET_BYTES),
         )  # fmt: skip
-        self._step(recovered(self.arena, self.counters) if kept else a.Recovered({}, []))
+        self._step(recovered(self.arena, self._decided) if kept else a.Recovered({}, []))
         self._directory = (
             DirectoryClient(self._directory_address, self.node.announcer, self._faults, post)
             if self._directory_address
@@ -158,10 +162,15 @@ class NodeServer:
         if self.failure is not None:
             raise self.failure
 
+    @property
+    def counters(self) -> Counter[str]:
+        """What happened since the start: a copy."""
+        return self._tally.snapshot() + Counter(self._decided.copy())
+
     def census(self) -> dict[str, int]:
         """What is held right now, by the brain and by the edge."""
         return {
-            **self.node.census(),
+            **self._ask(self.node.census),
             "links": len(self._connections),
             "segments": len(self._segments),
             **self._peers.census(),
@@ -174,23 +183,34 @@ class NodeServer:
             state["directory"] = "up" if self.node.loads.directory_up else "down"
         if self.ssd is not None:
             state["ssd"] = "paused" if self.node.writeback.paused else "ok" if self.ssd.healthy else "stuck"
-        counters = {name: float(value) for name, value in self.counters.copy().items()}
+        counters = {name: float(value) for name, value in self.counters.items()}
         return Stat(name=self.node_id, census=self.census(), counters=counters, state=state)
+
+    def _ask(self, question: Callable[[], dict[str, int]]) -> dict[str, int]:
+        """The answer of the brain's thread, which alone may look at its state while it runs."""
+        if threading.current_thread() is self._thread or not self._thread.is_alive():
+            return question()
+        answer: Future[dict[str, int]] = Future()
+        self._inbox.put(lambda: answer.set_result(question()))
+        try:
+            return answer.result(ANSWER_S)
+        except TimeoutError as error:
+            raise Unavailable(f"node {self.node_id} does not answer") from error
 
     def _open_ssd(self) -> SsdFiles | None:
         if not self.config.ssd_dir or not self.config.ssd_bytes:
             return None
         return SsdFiles(
-            self.config.ssd_dir, self.layout, self.config.ssd_bytes, self.arena, self.counters, self._faults,
+            self.config.ssd_dir, self.layout, self.config.ssd_bytes, self.arena, self._tally, self._faults,
             self._inbox.put,
         )  # fmt: skip
 
     def _index(self) -> SsdIndex | None:
         if self.ssd is None:
             return None
-        index = SsdIndex(SlotPool(self.ssd.slots), self.counters)
+        index = SsdIndex(SlotPool(self.ssd.slots), self._decided)
         index.recover(self.ssd.found)
-        self.counters["recovered_ssd"] += len(index.blocks)
+        self._decided["recovered_ssd"] += len(index.blocks)
         return index
 
     # --- the brain's thread -------------------------------------------------------------------------------------
@@ -205,6 +225,8 @@ class NodeServer:
                     item = None
                 if isinstance(item, tuple):
                     self._from_link(*item)
+                elif callable(item):
+                    item()
                 elif item is not None:
                     self._step(item)
                 now = time.monotonic()

@@ -13,7 +13,6 @@ import mmap
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 
 from anabranch.blocks.checksum import block_sum, layer_sum
@@ -27,6 +26,7 @@ from anabranch.store.ssd_format import PAGE, pack_header, unpack_header
 from anabranch.transfer.layouts import layout_digest
 from anabranch.transfer.live.arena import Arena
 from anabranch.transfer.live.segments import SegmentTask
+from anabranch.transfer.live.tally import Tally
 from anabranch.transfer.live.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class SsdFiles:
         layout: KvLayout,
         limit_bytes: int,
         arena: Arena,
-        counters: Counter[str],
+        tally: Tally,
         faults: Faults,
         post: Callable[[NodeEvent], None],
     ) -> None:
@@ -52,7 +52,7 @@ class SsdFiles:
         self._layout = layout
         self._digest = layout_digest(layout)
         self._arena = arena
-        self._counters = counters
+        self._tally = tally
         self._faults = faults
         self._post = post
         self.slots = self._files.slots
@@ -111,7 +111,7 @@ class SsdFiles:
         except StaleLease:
             reason = "stopped"
         except OSError as error:
-            self._counters["ssd_read_errors"] += 1
+            self._tally.add("ssd_read_errors")
             reason = f"reading the SSD tier failed: {error}"
         finally:
             self._running.pop(me, None)
@@ -127,8 +127,8 @@ class SsdFiles:
         fd, offset = self._files.place(slot)
         view = memoryview(self._buffer(count * stride))[: count * stride]
         got = os.preadv(fd, [view], offset)
-        self._counters["ssd_reads"] += 1
-        self._counters["bytes_read"] += got
+        self._tally.add("ssd_reads")
+        self._tally.add("bytes_read", got)
         if effect == "short":
             got = max(got - stride // 2, 0)
         if effect == "flip":
@@ -183,7 +183,7 @@ class SsdFiles:
         fd, offset = self._files.place(order.ssd_slot)
         whole = len(view) if effect != "short" else PAGE
         written = os.pwrite(fd, view[:whole], offset)
-        self._counters["bytes_written"] += written
+        self._tally.add("bytes_written", written)
         if written < len(view):
             raise OSError(errno.EIO, f"only {written} of {len(view)} bytes were written")
 

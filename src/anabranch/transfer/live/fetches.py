@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import msgspec
 
 from anabranch.blocks.checksum import block_sum, layer_sum
@@ -14,6 +12,7 @@ from anabranch.transfer.live.arena import Arena
 from anabranch.transfer.live.pool import StreamPool
 from anabranch.transfer.live.segments import SegmentTask
 from anabranch.transfer.live.stream import Stream
+from anabranch.transfer.live.tally import Tally
 from anabranch.transfer.live.workers import Workers
 from anabranch.transfer.messages import FetchEnd, FetchHeader, FetchReply, FetchRequest, LayerFrame
 
@@ -23,11 +22,11 @@ THREADS = 8
 class PeerFetcher:
     """Runs fetches. Each ends its task exactly once: complete, short, or failed with a reason."""
 
-    def __init__(self, arena: Arena, timeout_s: float, counters: Counter[str], faults: Faults) -> None:
+    def __init__(self, arena: Arena, timeout_s: float, tally: Tally, faults: Faults) -> None:
         self._arena = arena
         self._digest = layout_digest(arena.layout)
         self._pool = StreamPool(timeout_s)
-        self._counters = counters
+        self._tally = tally
         self._faults = faults
         self._workers = Workers("peer-fetch", THREADS)
         self._decoder: msgspec.msgpack.Decoder[FetchReply] = msgspec.msgpack.Decoder(FetchReply)
@@ -74,7 +73,7 @@ class PeerFetcher:
                 task.layers_ready(layer + 1)
         self._conclude(stream, sums, bad, task)
         if len(slots) < len(task.slots):
-            self._counters["fetches_short"] += 1
+            self._tally.add("fetches_short")
 
     def _layer(
         self, stream: Stream, layer: int, slots: list[int], sums: list[list[int]], bad: set[int], task: SegmentTask
@@ -89,7 +88,7 @@ class PeerFetcher:
             task.landing.copy(views[0][:1], memoryview(bytes([views[0][0] ^ 1])))
         elif effect:
             raise Unavailable("injected")
-        self._counters["bytes_fetched"] += len(views) * len(views[0])
+        self._tally.add("bytes_fetched", len(views) * len(views[0]))
         for i, view in enumerate(views):
             own = layer_sum(view)
             sums[i].append(own)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-from collections import Counter
 from typing import Protocol
 
 import msgspec
@@ -19,6 +18,7 @@ from anabranch.transfer.layouts import layout_digest
 from anabranch.transfer.live.arena import Arena
 from anabranch.transfer.live.sink import Sink
 from anabranch.transfer.live.stream import Stream
+from anabranch.transfer.live.tally import Tally
 from anabranch.transfer.messages import (
     FetchEnd,
     FetchHeader,
@@ -61,12 +61,12 @@ class PeerServer:
     """Listens on `address` (host:port, port 0 = any)."""
 
     def __init__(
-        self, address: str, arena: Arena, timeout_s: float, counters: Counter[str], faults: Faults, owner: Owner
+        self, address: str, arena: Arena, timeout_s: float, tally: Tally, faults: Faults, owner: Owner
     ) -> None:
         self._arena = arena
         self._digest = layout_digest(arena.layout)
         self._timeout_s = timeout_s
-        self._counters = counters
+        self._tally = tally
         self._faults = faults
         self._owner = owner
         self._lock = threading.Lock()
@@ -141,9 +141,9 @@ class PeerServer:
                 else:
                     self._push(stream, request)
         except WireError:
-            self._counters["malformed_peer_frames"] += 1
+            self._tally.add("malformed_peer_frames")
         except (AnabranchError, OSError):
-            self._counters["peer_disconnects"] += 1
+            self._tally.add("peer_disconnects")
         finally:
             stream.close()
             with self._lock:
@@ -190,7 +190,7 @@ class PeerServer:
             if effect == "flip":
                 views = [_flipped(views[0]), *views[1:]]
             stream.send_views(views)
-            self._counters["bytes_served"] += len(views) * len(views[0])
+            self._tally.add("bytes_served", len(views) * len(views[0]))
         # The slots were leased; whoever took one away meanwhile has bumped its generation.
         lost = [
             i
@@ -209,7 +209,7 @@ class PeerServer:
             sink = self._sinks.get(request.handoff)
         refused = self._faults.at("push.accept")
         if sink is None or not sink.admits(request.secret) or request.layout != self._digest or refused:
-            self._counters["stale_tickets"] += 1
+            self._tally.add("stale_tickets")
             stream.send(PushRefused(reason=STALE))
             return
         stream.send(PushAccepted())
@@ -217,7 +217,7 @@ class PeerServer:
         try:
             self._receive(stream, sink)
         except IntegrityError as error:
-            self._counters["integrity_errors"] += 1
+            self._tally.add("integrity_errors")
             self._fail(stream, sink, str(error))
         except AnabranchError as error:
             self._fail(stream, sink, str(error))
@@ -227,7 +227,7 @@ class PeerServer:
             message = stream.receive(self._pushes, MAX_WAIT_S)
             if isinstance(message, PushFrame):
                 sink.receive(stream, message)
-                self._counters["bytes_received"] += len(message.blocks) * self._arena.layout.layer_block_bytes
+                self._tally.add("bytes_received", len(message.blocks) * self._arena.layout.layer_block_bytes)
             elif isinstance(message, PushAborted):
                 sink.landing.wake_by(lambda: None)
                 sink.landing.close(message.reason)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -18,6 +17,7 @@ from anabranch.transfer.layouts import layout_digest
 from anabranch.transfer.live.arena import Arena
 from anabranch.transfer.live.pool import StreamPool
 from anabranch.transfer.live.stream import Stream
+from anabranch.transfer.live.tally import Tally
 from anabranch.transfer.messages import (
     PushAborted,
     PushAccepted,
@@ -55,13 +55,13 @@ class Pusher:
     """`ended(handoff, reason)` runs once per hand-off, when its slots are not read any more."""
 
     def __init__(
-        self, arena: Arena, timeout_s: float, counters: Counter[str], faults: Faults, ended: Callable[[str, str], None]
+        self, arena: Arena, timeout_s: float, tally: Tally, faults: Faults, ended: Callable[[str, str], None]
     ) -> None:
         self._arena = arena
         self._digest = layout_digest(arena.layout)
         self._timeout_s = timeout_s
         self._pool = StreamPool(timeout_s)
-        self._counters = counters
+        self._tally = tally
         self._faults = faults
         self._ended = ended
         self._lock = threading.Lock()
@@ -167,7 +167,7 @@ class Pusher:
         elif effect:
             raise Unavailable("injected")
         stream.send_views(views)
-        self._counters["bytes_pushed"] += len(views) * self._arena.layout.layer_block_bytes
+        self._tally.add("bytes_pushed", len(views) * self._arena.layout.layer_block_bytes)
 
     def _fault(self, step: str) -> None:
         if self._faults.at(step):

@@ -1,0 +1,27 @@
+"""Ask a node or a directory how it is."""
+
+from __future__ import annotations
+
+import msgspec
+
+from anabranch.core.errors import Unavailable
+from anabranch.core.live.link import connect
+from anabranch.core.wire import FrameDecoder, encode
+from anabranch.store.messages import Stat, StatRequest
+
+
+def ask_stat(address: str, *, timeout_s: float = 2.0) -> Stat:
+    """`address`: the node's socket for engines, or the directory's. Raises Unavailable."""
+    decoder: FrameDecoder[Stat] = FrameDecoder(Stat)
+    sock = connect(address, timeout_s=timeout_s)
+    try:
+        sock.settimeout(timeout_s)
+        sock.sendall(encode(StatRequest()))
+        while data := sock.recv(1 << 16):
+            for stat in decoder.feed(data):
+                return stat
+    except (OSError, msgspec.MsgspecError) as error:
+        raise Unavailable(f"{address} does not answer: {error}") from error
+    finally:
+        sock.close()
+    raise Unavailable(f"{address} closed the connection")
