@@ -29,7 +29,7 @@ from anabranch.serving.lifecycle import RequestLifecycle
 from anabranch.transfer.api import Address, Ticket
 
 PROMPT = list(range(100))
-WAITS = Waits(engine_s=10.0, prepare_s=5.0, ticket_slack_s=1.0, token_s=20.0)
+WAITS = Waits(engine_s=10.0, prepare_s=5.0, prefill_s=9.0, token_s=20.0)
 TICKET = Ticket(handoff="h", secret=b"s", address=Address("h", 1), first=0, blocks=7, layers=1, deadline_s=8.0)
 
 

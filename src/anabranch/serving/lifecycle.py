@@ -192,7 +192,7 @@ class RequestLifecycle:
         prefill = route.prefill
         if prefill is None or prefill not in self._fleet.engines:
             return self._again(Unavailable(f"engine {prefill} was lost"), now)
-        self._enter("prefilling", now + message.ticket.deadline_s + self._waits.ticket_slack_s)
+        self._enter("prefilling", now + max(message.ticket.deadline_s, self._waits.prefill_s))
         request = self._addressed(self._attempt_request(), now)
         return [Send(prefill, Prefill(request=request, ticket=message.ticket))]
 
