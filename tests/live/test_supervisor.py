@@ -128,6 +128,18 @@ def test_a_child_that_refuses_its_input_is_not_tried_again(rig: Rig) -> None:
     assert (rig.folder / "refusing.log").read_text().count("bad key file") == 1
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_supervisor_that_breaks_down_says_so_and_takes_its_children_along(rig: Rig) -> None:
+    def broken(statuses: list[ChildStatus]) -> None:
+        if statuses[0].state == "ready":
+            raise OSError("no space left")
+
+    supervisor = Supervisor([rig.child("a")], rig.folder, on_change=broken)
+    with pytest.raises(Unavailable, match="the supervisor failed: OSError"):
+        supervisor.start(timeout_s=60)
+    assert "a start" in rig.lines()
+
+
 def test_a_child_that_keeps_failing_later_is_told_with_its_log_and_the_rest_runs(rig: Rig) -> None:
     # The first life works; after it, the marker makes every life end at once.
     code = STAND_IN.replace(

@@ -70,7 +70,7 @@ def _serve(settings: Settings, verbose: bool) -> int:
             display.close()
             if not stop.requested.is_set():
                 announce(console, cluster.spec, cluster.url, served_name(cluster.spec), time.monotonic() - began)
-            stop.requested.wait()
+            cluster.wait(stop.requested)
             console.print("stopping …", highlight=False)
         finally:
             started.set()

@@ -91,6 +91,12 @@ class LocalCluster:
             self.stop(keep_logs=True)
             raise
 
+    def wait(self, stop: threading.Event) -> None:
+        """Until `stop` is set. Raises Unavailable if the supervision itself breaks down: nothing runs then."""
+        while not stop.wait(0.5):
+            if self._running.failure:
+                raise Unavailable(self._running.failure)
+
     def stop(self, *, keep_logs: bool = False) -> None:
         """Gateway (drained), engines, nodes, directory; then the run folder. Safe to call twice."""
         with self._stopping:

@@ -93,6 +93,11 @@ class Supervisor:
         child.signal(number)
         return pid
 
+    @property
+    def failure(self) -> str:
+        """Why nothing is supervised any more, or why the start failed; "" while all is well."""
+        return self._failure
+
     def statuses(self) -> list[ChildStatus]:
         return self._statuses
 
@@ -109,10 +114,17 @@ class Supervisor:
                 self._act(time.monotonic())
                 self._publish()
                 self._sleep()
+            self._publish()
+        except BaseException as error:
+            self._fail(f"the supervisor failed: {error!r}")
+            raise
         finally:
             for child in self._children:
-                child.signal(signal.SIGKILL)
-            self._publish()
+                if child.process is not None:
+                    child.reap(time.monotonic())
+            with self._changed:
+                self._statuses = [child.status() for child in self._children]
+                self._changed.notify_all()
             self._close_wake()
 
     def _finished(self) -> bool:
@@ -240,12 +252,11 @@ class Supervisor:
 
     def _publish(self) -> None:
         statuses = [child.status() for child in self._children]
+        if statuses != self._statuses:
+            self._on_change(statuses)
         with self._changed:
-            changed = statuses != self._statuses
             self._statuses = statuses
             self._changed.notify_all()
-        if changed:
-            self._on_change(statuses)
 
     def _poke(self) -> None:
         with self._changed:
