@@ -355,6 +355,17 @@ def test_every_wait_has_a_deadline(phase: str, deadline: float, stalled: str) ->
     assert prepare == ("d1" if stalled == "d0" else "d0")
 
 
+@pytest.mark.parametrize(("phase", "waited", "engine"), [("preparing", 5.0, "d0"), ("prefilling", 9.0, "p0")])
+def test_a_queue_at_an_engine_that_makes_steps_is_not_a_stall(phase: str, waited: float, engine: str) -> None:
+    story = Story("p0", "p1", "d0", "d1").to(phase)
+    for round_ in (1, 2, 3):
+        load = EngineLoad(waiting=9, running=9, waiting_tokens=9, free_slots=9, total_slots=9, steps=7 * round_)
+        story.fleet.loaded(engine, load)
+        assert story.tick(waited * round_) == []
+        assert story.life.phase == phase
+    assert ("d0", "Cancel") in kinds(story.tick(waited * 4))
+
+
 def test_the_whole_request_has_a_deadline() -> None:
     story = Story("b0", retries=100)
     story.start()

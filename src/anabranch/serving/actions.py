@@ -15,14 +15,15 @@ CLIENT_FAULTS = {"context_length_exceeded", "invalid_input", "invalid_request"}
 class Waits(msgspec.Struct, frozen=True, kw_only=True):
     """Longest waits: for an engine to exist, for Prepared, for Prefilled, for the next token.
 
-    Prefilled may come after its ticket has ended (a long queue at prefill): the decode engine then loads or recomputes
-    the prompt, which costs less than to begin again at the end of the queue.
+    The last three are begun again as long as the engine makes steps: a long queue is not a stalled engine, and trying
+    again would only lose the place in it. So Prefilled may come after its ticket has ended; the decode engine then
+    loads or recomputes the prompt.
     """
 
     engine_s: float = 10.0
     prepare_s: float = 30.0
-    prefill_s: float = 240.0
-    token_s: float = 120.0
+    prefill_s: float = 60.0
+    token_s: float = 60.0
 
 
 class Send(msgspec.Struct, frozen=True):

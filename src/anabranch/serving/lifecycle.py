@@ -76,6 +76,7 @@ class RequestLifecycle:
         self._counted = False
         # Of the current attempt: the decode engine was told to generate; the prompt is done; it has sent tokens.
         self._started = self._prompt_done = self._generating = False
+        self._steps = 0
         self._error: AnabranchError = Unavailable("no engine is connected")
 
     # --- what the driver reads ----------------------------------------------------------------------------------
@@ -172,8 +173,15 @@ class RequestLifecycle:
             return self._finish(DeadlineExceeded(f"not finished within {self._request.deadline_s:g} s"))
         if self._phase == "waiting":
             return self._finish(self._error) if now >= self._phase_end else self._wake(now)
-        stalled = {"preparing": "prepare", "prefilling": "prefill", "running": "send a token"}[self._phase]
-        culprit = self.engines[0] if self._phase == "prefilling" else self.engines[-1]
+        culprit = self._awaited()
+        wait_s, stalled = {
+            "preparing": (self._waits.prepare_s, "prepare"),
+            "prefilling": (self._waits.prefill_s, "prefill"),
+            "running": (self._waits.token_s, "send a token"),
+        }[self._phase]
+        if self._steps_of(culprit) > self._steps:
+            self._enter(self._phase, now + wait_s)
+            return []
         self._avoid.add(culprit)
         return self._again(DeadlineExceeded(f"engine {culprit} did not {stalled} in time"), now)
 
@@ -321,6 +329,17 @@ class RequestLifecycle:
     def _enter(self, phase: Phase, until: float) -> None:
         self._phase = phase
         self._phase_end = until
+        self._steps = self._steps_of(self._awaited())
+
+    def _awaited(self) -> str:
+        """The engine whose word comes next."""
+        if self._route is None:
+            return ""
+        return self._route.prefill or "" if self._phase == "prefilling" else self._route.decode
+
+    def _steps_of(self, engine_id: str) -> int:
+        state = self._fleet.engines.get(engine_id)
+        return state.load.steps if state is not None and state.load is not None else 0
 
     def _resumes(self) -> bool:
         """Penalties tell prompt from answer, so a resumed prompt would change them."""
