@@ -162,6 +162,26 @@ def test_a_live_engine_keeps_its_slots_over_a_restart_of_the_node(lab: StoreLab)
     settled_free(lab, "n", 64)
 
 
+def test_a_broken_connection_to_a_live_node_loses_nothing(lab: StoreLab) -> None:
+    node = lab.node("n")
+    probe = lab.probe("n")
+    keys = chain("p", 3)
+    held = probe.put(keys, keep=True)
+    inbound = probe.reserve(2)
+    probe.port.open_inbound("h", inbound, first=0, deadline_s=60.0)
+    probe.take(port.InboundOpened)
+    (link,) = node._connections
+    link.close("cut")
+    assert probe.take(port.InboundEnded).reason == "the node is gone"
+    assert probe.take(port.PortLost).reason
+    assert probe.take(port.PortBack).lost == []
+    wait_for(lambda: node.census()["inbound"] == 0, "the hand-off to be void")
+    probe.port.free([*held, *inbound])
+    assert probe.count(keys) == ["dram"] * 3
+    settled_free(lab, "n", 64)
+    assert node.counters["bad_frees"] == 0
+
+
 def test_a_damaged_arena_block_loses_its_name_at_the_restart(lab: StoreLab) -> None:
     lab.node("n")
     probe = lab.probe("n")
@@ -325,6 +345,31 @@ def test_s17_a_hanging_read_ends_at_the_deadline_and_its_late_end_writes_nowhere
     assert all(probe.right(slot, key) for slot, key in zip(loading, chain("mine", 6), strict=True))
     probe.port.free(loading)
     settled_free(lab, "n", 64)
+
+
+def test_s17_with_every_reader_stuck_the_disk_is_left_out(lab: StoreLab) -> None:
+    faults = PlannedFaults()
+    lab.node("n", ssd_bytes=100 * SSD_SLOT)
+    prompts = [chain(name, 3) for name in "pqr"]
+    writer = lab.probe("n")
+    for keys in prompts:
+        writer.put(keys)
+    writer.close()
+    lab.settled("n")
+    lab.nodes["n"].stop(unlink_arena=True)
+    node = lab.node("n", ssd_bytes=100 * SSD_SLOT, faults=faults)
+    faults.arm("ssd.read", "hang", times=2)
+    probe = lab.probe("n")
+    for keys in prompts[:2]:
+        assert probe.count(keys, deadline_s=0.1) == []
+    wait_for(lambda: node.stat().state["ssd"] == "stuck", "the readers to count as stuck")
+    wait_for(lambda: not node.node.loads.ssd_up, "the brain to know")
+    assert probe.count(prompts[2], deadline_s=60.0) == []  # at once
+    probe.put(prompts[2])
+    assert probe.count(prompts[2]) == ["dram"] * 3
+    faults.release()
+    wait_for(lambda: node.stat().state["ssd"] == "ok" and node.node.loads.ssd_up, "the readers to come back")
+    assert probe.count(prompts[0]) == ["ssd"] * 3
 
 
 def usage(directory: Path) -> int:
