@@ -140,7 +140,7 @@ class EngineWorker:
             raise Unavailable(f"the node has been gone for {self._port_lost_limit_s:g} s; restart the engine")
         self._apply(core.expire(self._clock()))
         step = core.plan(self._clock())
-        self._publish_load()
+        self._publish_load(going_idle=step is None)
         if step is not None:
             self._run(step)
         else:
@@ -192,9 +192,9 @@ class EngineWorker:
             self._apply(self._core.handle(Cancel(request_id=request_id), self._clock()))
             del self._owners[request_id]
 
-    def _publish_load(self) -> None:
+    def _publish_load(self, *, going_idle: bool) -> None:
         now = self._clock()
-        if now - self._load_at >= LOAD_INTERVAL_S:
+        if going_idle or now - self._load_at >= LOAD_INTERVAL_S:
             self._load = self._core.load()
             self._load_at = now
             for request_id in [name for name in self._owners if not self._core.has(name)]:
