@@ -65,6 +65,19 @@ def test_another_layout_or_size_gets_a_fresh_file_and_an_engine_is_told(tmp_path
         fresh.close()
 
 
+def test_a_second_node_on_one_arena_is_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "arena")
+    arena, _ = Arena.create(path, LAYOUT, BYTES)
+    with pytest.raises(ConfigError, match="belongs to a running node"):
+        Arena.create(path, LAYOUT, BYTES)
+    with pytest.raises(ConfigError, match="belongs to a running node"):
+        Arena.create(path, OTHER, BYTES)
+    arena.close()
+    later, kept = Arena.create(path, LAYOUT, BYTES)
+    assert kept
+    later.close()
+
+
 def test_impossible_sizes_and_missing_arenas_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="raise it"):
         arena_slots(LAYOUT, 9000)

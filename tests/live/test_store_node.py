@@ -205,6 +205,22 @@ def test_an_arena_of_another_layout_is_made_anew(lab: StoreLab) -> None:
     assert lab.node("n", layout=other).census()["cached_slots"] == 0
 
 
+def test_what_was_committed_but_not_written_is_written_by_the_successor(lab: StoreLab) -> None:
+    lab.node("n")
+    probe = lab.probe("n")
+    keys = chain("p", 6)
+    probe.put(keys)
+    lab.settled("n")
+    lab.nodes["n"].stop()
+    lab.node("n", ssd_bytes=100 * SSD_SLOT)
+    probe.take(port.PortBack)
+    lab.settled("n")
+    probe.close()
+    lab.nodes["n"].stop(unlink_arena=True)
+    lab.node("n", ssd_bytes=100 * SSD_SLOT)
+    assert lab.probe("n").count(keys) == ["ssd"] * 6
+
+
 # --- SSD --------------------------------------------------------------------------------------------------------
 
 

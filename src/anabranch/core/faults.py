@@ -5,7 +5,7 @@ the answer is always "": nothing happens.
 
 Steps: ssd.read ssd.write ssd.header ssd.grow · peer.fetch.request peer.fetch.header peer.fetch.payload
 peer.serve.header peer.serve.payload peer.serve.end · push.open push.accept push.header push.payload push.receive
-push.finish · directory.lookup directory.announce.
+push.finish · directory.lookup directory.announce (these two are asked on the node's own thread: no hang there).
 """
 
 from __future__ import annotations

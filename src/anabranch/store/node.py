@@ -189,6 +189,7 @@ class Node:
         self._quarantine = self.book.recover(event.records, keep_private=bool(event.sessions))
         self.counters["recovered_dram"] += len(self.book.named)
         self._end_quarantine()
+        self.writeback.recovered()
 
     def _attached(self, event: PortAttached, now: float) -> None:
         name = event.session.session
@@ -244,7 +245,7 @@ class Node:
         self.loads.acquire(want, now)
 
     def _reserve(self, session: bytes, m: Reserve, now: float) -> None:
-        slots = self.book.reserve(session, m.count)
+        slots = self.book.reserve(session, m.count) if m.count >= 0 else None
         if slots is None:
             self.counters["reserves_refused"] += 1
         self._actions.append(Tell(session, ReservedReply(op=m.op, slots=slots or [])))

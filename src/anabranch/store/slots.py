@@ -190,7 +190,9 @@ class SlotBook:
             record = records[slot]
             if record.block_sum and self.pool.commit(slot, record.key, record.parent) == "published":
                 del self.private[slot]
-                self.named[slot] = Named(record.key, record.parent, record.tenant, record.block_sum)
+                # A missing parent is zeros in the table.
+                parent = record.parent if any(record.parent) else b""
+                self.named[slot] = Named(record.key, parent, record.tenant, record.block_sum)
                 self.changes.add(record.key)
         for slot in range(self.slots):
             self._record(slot)

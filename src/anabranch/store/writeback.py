@@ -57,6 +57,14 @@ class WriteBack:
         self._book.pin([slot])
         self._act(Seal(slot, key))
 
+    def recovered(self) -> None:
+        """What a former process had committed but not written."""
+        if self._ssd is not None:
+            for slot, block in self._book.named.items():
+                if not self._ssd.holds(block.key):
+                    self._enqueue(slot, block.key)
+            self._pump()
+
     def compare(self, slot: int, key: bytes, resident: int) -> None:
         """A second block of the same name: are the bytes the same?"""
         self._sealing += 1

@@ -307,8 +307,8 @@ class NodeServer:
 
     # --- what the peer server says (`transfer.live.peer_server.Owner`) --------------------------------------------
 
-    def fetch_asked(self, fetch: int, request: FetchRequest) -> None:
-        self._inbox.put(a.FetchAsked(fetch, request.keys, request.tenant, request.deadline_s))
+    def fetch_asked(self, fetch: int, request: FetchRequest, wait_s: float) -> None:
+        self._inbox.put(a.FetchAsked(fetch, request.keys, request.tenant, wait_s))
 
     def fetch_served(self, fetch: int, lost: int) -> None:
         self._inbox.put(a.FetchServed(fetch, lost))

@@ -13,6 +13,7 @@ is written last, so a record is either the old one or complete.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import struct
@@ -51,6 +52,7 @@ class Arena:
         self.path = path
         self.layout = layout
         self.slots = slots
+        self._lock: int | None = None
         stat = os.fstat(fd)
         self.inode = stat.st_ino
         self._map = mmap.mmap(fd, stat.st_size)
@@ -63,26 +65,28 @@ class Arena:
     def create(cls, path: str, layout: KvLayout, dram_bytes: int) -> tuple[Arena, bool]:
         """The node's arena at `path`, and whether it was there already with this layout and size (then its table
         holds what a former node left). Anything else at `path` is replaced.
-        Raises ConfigError if the file system cannot hold it."""
+        Raises ConfigError if the file system cannot hold it or another node uses it."""
         slots = arena_slots(layout, dram_bytes)
         size = _data_at(slots) + slots * layout.full_block_bytes
-        kept = _is_arena(path, layout, slots, size)
-        if not kept:
+        lock = _own(path)
+        kept = _is_arena(lock, layout, slots, size)
+        if not kept and os.fstat(lock).st_size:
             # Never in place: an engine may still have the old file mapped.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.unlink(path)
+            os.close(lock)
+            lock = _own(path)
         try:
-            present = os.fstat(fd)
             room = os.statvfs(path)
-            available = room.f_bavail * room.f_frsize + present.st_blocks * 512
+            available = room.f_bavail * room.f_frsize + os.fstat(lock).st_blocks * 512
             if available < size:
                 raise ConfigError(f"dram_bytes needs {size} bytes at {path} but {available} are free; lower dram_bytes")
             if not kept:
-                os.ftruncate(fd, size)
-            arena = cls(path, fd, layout, slots)
-        finally:
-            os.close(fd)
+                os.ftruncate(lock, size)
+            arena = cls(path, lock, layout, slots)
+        except ConfigError:
+            os.close(lock)
+            raise
+        arena._lock = lock
         if not kept:
             arena._write_header(epoch=0)
         arena._bump_epoch()
@@ -147,6 +151,9 @@ class Arena:
 
     def close(self) -> None:
         """Unmap. A view of `data` that someone still holds keeps the memory mapped until it goes."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
         with contextlib.suppress(BufferError):
             self._table.release()
             self.data.release()
@@ -161,12 +168,19 @@ class Arena:
         struct.pack_into("<Q", self._view, 16, self.epoch + 1)
 
 
-def _is_arena(path: str, layout: KvLayout, slots: int, size: int) -> bool:
+def _own(path: str) -> int:
+    """The file, locked for as long as it is open. Raises ConfigError if another node has it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        with open(path, "rb") as file:
-            return os.fstat(file.fileno()).st_size == size and _matches(file.read(HEADER.size), layout, slots)
-    except OSError:
-        return False
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise ConfigError(f"the arena {path} belongs to a running node; stop it or choose another path") from error
+    return fd
+
+
+def _is_arena(fd: int, layout: KvLayout, slots: int, size: int) -> bool:
+    return os.fstat(fd).st_size == size and _matches(os.pread(fd, HEADER.size, 0), layout, slots)
 
 
 def _matches(head: bytes, layout: KvLayout, slots: int) -> bool:

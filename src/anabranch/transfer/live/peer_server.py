@@ -43,7 +43,7 @@ STALE = "stale ticket: the hand-off is unknown, complete, abandoned or out of ti
 class Owner(Protocol):
     """Who decides about slots: `store`'s brain, reached through events."""
 
-    def fetch_asked(self, fetch: int, request: FetchRequest) -> None: ...
+    def fetch_asked(self, fetch: int, request: FetchRequest, wait_s: float) -> None: ...
 
     def fetch_served(self, fetch: int, lost: int) -> None: ...
 
@@ -161,10 +161,11 @@ class PeerServer:
             fetch = self._fetches
             self._answers[fetch] = answer
         lost = 0
-        self._owner.fetch_asked(fetch, request)
+        wait = request.deadline_s if 0.0 <= request.deadline_s <= MAX_WAIT_S else MAX_WAIT_S
+        self._owner.fetch_asked(fetch, request, wait)
         try:
             try:
-                served = answer.get(timeout=max(min(request.deadline_s, MAX_WAIT_S), 0.0))
+                served = answer.get(timeout=wait)
             except queue.Empty:
                 served = Served([], [], [], "the blocks could not be loaded in time")
             if self._faults.at("peer.serve.header"):
