@@ -169,6 +169,21 @@ def test_four_engines_with_faults(seed: int) -> None:
     assert preemptions + sum(world.faults.seen.values()) > 0
 
 
+def test_the_same_events_give_the_same_steps() -> None:
+    logs = []
+    for _ in range(2):
+        world = World(7, slots=60, fault_rate=0.1)
+        for _ in range(25):
+            world.send()
+            for _ in range(8):
+                world.step()
+        world.rest()
+        steps = [step for engine in world.engines for step in engine.steps]
+        logs.append([[(chunk.seq, chunk.start, tuple(chunk.tokens)) for chunk in step.chunks] for step in steps])
+    assert logs[0] == logs[1]
+    assert len(logs[0]) > 100
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_four_engines_without_faults_fail_nothing(seed: int) -> None:
     world = World(1000 + seed, slots=120, fault_rate=0.0)

@@ -160,6 +160,21 @@ def test_a_load_that_falls_short_is_recomputed_from_the_usable_prefix() -> None:
     script.idle()
 
 
+def test_decode_does_not_wait_for_the_load_of_another() -> None:
+    script = Script()
+    script.start("decoding", 5)
+    script.step()
+    script.submit("a", 14, max_tokens=1)
+    acquire = script.acquired(ready=1, loading=2)
+    script.reserved()
+    script.tell(LayersReady(op=acquire.op, layers=1))
+    step = script.plan()
+    assert (step.loads, [chunk.start for chunk in step.chunks]) == ([], [5])
+    script.finish(step)
+    script.tell(LoadEnded(op=acquire.op, usable=2, tiers=["ssd", "ssd"]))
+    assert [chunk.start for chunk in script.plan().chunks] == [6, 12]
+
+
 def test_a_gate_that_gave_up_discards_the_result() -> None:
     script = Script()
     script.submit("a", 14, max_tokens=1)

@@ -42,6 +42,9 @@ class Planner:
             elif sequence.load is None or (sequence.load.layers > 0 and not sequence.load.broken):
                 prefills.append(sequence)
         book.starved, book.upcoming = starved, upcoming
+        if positions:
+            # Decode must not wait for somebody else's load: beside it, only prompts whose load is over.
+            prefills = [sequence for sequence in prefills if sequence.load is None]
         if prefills:
             self._add_prefills(step, prefills, positions)
         if not step.chunks:

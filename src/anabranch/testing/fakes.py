@@ -7,8 +7,6 @@ no quota, no tenant check, no clock (`Fabric.expire` plays a hand-off's deadline
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from anabranch.blocks.layout import KvLayout
@@ -20,91 +18,18 @@ from anabranch.engine.kv_port import (
     InboundOpened,
     LayersReady,
     LoadEnded,
-    OutboundEnded,
     PortBack,
     PortEvent,
     PortLost,
     Reserved,
 )
 from anabranch.paging.pool import SlotPool
+from anabranch.testing.fabric import Fabric, Inbound, Outbound, PortFaults
 from anabranch.transfer.api import Address, Ticket
 
+__all__ = ["Fabric", "LocalPort", "PortFaults"]
+
 POISON = 0xDB
-
-
-class PortFaults:
-    """Switches for a test; each is asked once per occasion. Default: nothing goes wrong."""
-
-    def load_usable(self, op: int, blocks: int, layers: int) -> tuple[int, int]:
-        """(usable blocks, layers in place) with which a load of `blocks` × `layers` ends."""
-        return blocks, layers
-
-    def refuse_reserve(self, op: int, count: int) -> bool:
-        return False
-
-    def break_push(self, handoff: str, layer: int) -> bool:
-        """Fail the hand-off at this push."""
-        return False
-
-
-class Fabric:
-    """Deliveries between ports, by channel. `choose(n)` picks one of n channels; default the oldest."""
-
-    def __init__(self, choose: Callable[[int], int] | None = None) -> None:
-        self.lock = threading.RLock()
-        self.ports: list[LocalPort] = []
-        self.inbound: dict[str, _Inbound] = {}
-        self.outbound: dict[str, _Outbound] = {}
-        self._choose = choose or (lambda channels: 0)
-        self._channels: dict[object, deque[Callable[[], None]]] = {}
-
-    def post(self, channel: object, deliver: Callable[[], None]) -> None:
-        with self.lock:
-            self._channels.setdefault(channel, deque()).append(deliver)
-
-    def pump(self, limit: int | None = None) -> int:
-        """Deliver until nothing is left or `limit` is reached; returns how many."""
-        done = 0
-        with self.lock:
-            while self._channels and (limit is None or done < limit):
-                channel = list(self._channels)[self._choose(len(self._channels))]
-                queue = self._channels[channel]
-                deliver = queue.popleft()
-                if not queue:
-                    del self._channels[channel]
-                deliver()
-                done += 1
-        return done
-
-    @property
-    def pending(self) -> int:
-        return sum(len(queue) for queue in self._channels.values())
-
-    def expire(self, handoff: str) -> None:
-        """The deadline of a hand-off passes."""
-        self.fail(handoff, "deadline passed", "deadline passed")
-
-    def fail(self, handoff: str, inbound_reason: str, outbound_reason: str) -> None:
-        inbound, outbound = self.inbound.pop(handoff, None), self.outbound.pop(handoff, None)
-        if inbound is not None:
-            inbound.port.emit(handoff, InboundEnded(handoff=handoff, reason=inbound_reason))
-        if outbound is not None:
-            outbound.port.emit(handoff, OutboundEnded(handoff=handoff, reason=outbound_reason))
-
-
-class _Inbound:
-    def __init__(self, port: LocalPort, slots: Sequence[int], first: int, secret: bytes) -> None:
-        self.port = port
-        self.slots = list(slots)
-        self.first = first
-        self.secret = secret
-        self.missing = {(layer, first + i) for layer in range(port.layout.layers) for i in range(len(slots))}
-
-
-class _Outbound:
-    def __init__(self, port: LocalPort, secret: bytes) -> None:
-        self.port = port
-        self.secret = secret
 
 
 class _Loading:
@@ -274,7 +199,7 @@ class LocalPort:
             if self.lost:
                 self.emit(handoff, InboundEnded(handoff=handoff, reason="node lost"))
             else:
-                self._fabric.inbound[handoff] = _Inbound(self, slots, first, secret)
+                self._fabric.inbound[handoff] = Inbound(self, slots, first, secret)
                 ticket = Ticket(
                     handoff=handoff,
                     secret=secret,
@@ -289,7 +214,7 @@ class LocalPort:
 
     def open_outbound(self, handoff: str, ticket: Ticket) -> None:
         with self._fabric.lock:
-            self._fabric.outbound[handoff] = _Outbound(self, ticket.secret)
+            self._fabric.outbound[handoff] = Outbound(self, ticket.secret)
             if self.lost or handoff not in self._fabric.inbound:
                 self._fabric.fail(handoff, "peer lost", "stale ticket")
         self._pump()
