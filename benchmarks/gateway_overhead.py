@@ -1,8 +1,8 @@
 """What the gateway adds to each token: its CPU time, and the delay from the engine's send to the client's receive.
 
 A gateway process sits between a fake engine and raw-socket clients, both in this process. In paced runs every stream
-gets a token each 10 ms, as from a fast engine: one write per token and stream. Flat-out runs show the throughput. A lone
-stream pays two wake-ups of a process for each token, mostly in the kernel; its figures are given beside the claim's.
+gets a token each 10 ms, as from a fast engine: one write per token and stream. Flat-out runs show the throughput. A
+lone stream wakes the gateway for each token, which costs mostly kernel time; its figures stand beside the claim's.
 
     python benchmarks/gateway_overhead.py [--quick]
 
