@@ -142,14 +142,12 @@ class NodeServer:
         self._listener.close()
         self._stopping.set()
         self._inbox.put(None)
+        self._thread.join(5.0)
         if self._directory is not None:
             self._directory.close()
+        self._leave_engines("node stops")
         for link in list(self._connections):
-            link.close("node stops")
             link.join()
-        self._thread.join(5.0)
-        for task in list(self._segments.values()):
-            task.end("node stops")
         self._fetcher.close()
         self._pusher.close()
         self._peers.close()
@@ -237,8 +235,16 @@ class NodeServer:
             log.exception("node %s failed", self.node_id)
             self.failure = error
             self._stopping.set()
-            for link in list(self._connections):
-                link.close("node failed")
+            self._leave_engines("node failed")
+
+    def _leave_engines(self, reason: str) -> None:
+        """No byte may land in an engine's slots once the engine hears that the node is gone: it uses them itself then.
+        The brain has ended, so nothing new begins."""
+        for task in list(self._segments.values()):
+            task.end(reason)
+        self._peers.close_sinks(reason)
+        for link in list(self._connections):
+            link.close(reason)
 
     def _step(self, event: a.NodeEvent) -> None:
         if isinstance(event, a.SegmentEnded):

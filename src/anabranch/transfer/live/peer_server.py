@@ -90,9 +90,7 @@ class PeerServer:
         self._listener.close()
         with self._lock:
             streams = dict(self._streams)
-            sinks = list(self._sinks.values())
-        for sink in sinks:
-            sink.landing.close("node stops")
+        self.close_sinks("node stops")
         for stream in streams.values():
             stream.shut()
         for thread in streams:
@@ -121,6 +119,13 @@ class PeerServer:
         with self._lock:
             sink = self._sinks.get(handoff)
         if sink is not None:
+            sink.landing.close(reason)
+
+    def close_sinks(self, reason: str) -> None:
+        """No pushed byte is written after this returns."""
+        with self._lock:
+            sinks = list(self._sinks.values())
+        for sink in sinks:
             sink.landing.close(reason)
 
     # --- connections --------------------------------------------------------------------------------------------
