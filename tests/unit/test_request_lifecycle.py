@@ -254,6 +254,23 @@ def test_one_choice_without_penalties_resumes_from_its_own_tokens() -> None:
     assert story.ended == Ended()
 
 
+@pytest.mark.parametrize(
+    ("seen", "counted"),
+    [
+        (Usage(prompt=103, computed=7, dram=96), Usage(prompt=100, computed=4, dram=96)),
+        (Usage(prompt=103, computed=1, dram=96, ssd=6), Usage(prompt=100, computed=0, dram=96, ssd=4)),
+    ],
+)
+def test_the_usage_of_a_resumed_attempt_counts_prompt_tokens_only(seen: Usage, counted: Usage) -> None:
+    story = Story("b0", "b1")
+    story.start()
+    story.tokens(7, 8, 9, engine="b0")
+    story.lose("b0")
+    event = story.event(0, 10, finish="length", usage=seen)
+    story.do(story.life.tokens("b1", [event], 0.0))
+    assert story.usages == [counted]
+
+
 @pytest.mark.parametrize("sampling", [{"presence_penalty": 0.5}, {"repetition_penalty": 1.2}, {"frequency_penalty": 1}])
 def test_with_penalties_the_request_is_replayed_and_compared(sampling: dict[str, float]) -> None:
     story = Story("p0", "d0", "d1", **sampling).to("generating")

@@ -264,7 +264,7 @@ class RequestLifecycle:
 
     def _count(self, usage: Usage) -> list[Action]:
         counted, self._counted = self._counted, True
-        return [] if counted else [Computed(usage)]
+        return [] if counted else [Computed(_of_prompt(usage, len(self._request.tokens)))]
 
     def _failed(self, engine_id: str, message: Failed, now: float) -> list[Action]:
         if self._generating and self._route is not None and engine_id == self._route.prefill:
@@ -362,3 +362,15 @@ class RequestLifecycle:
     def _addressed(self, request: EngineRequest, now: float) -> EngineRequest:
         left_s = max(0.001, self._end - now)
         return msgspec.structs.replace(request, request_id=self.attempt_id, deadline_s=left_s)
+
+
+def _of_prompt(usage: Usage, prompt: int) -> Usage:
+    """The part of a usage that is about the first `prompt` tokens: a resumed attempt's prompt ends with tokens of the
+    answer. Cached blocks come first (arena, then loaded ones), so what is cut off is computed, then loaded."""
+    extra = usage.prompt - prompt
+    left: dict[str, int] = {}
+    for origin in ("computed", "peer", "ssd", "dram"):
+        count: int = getattr(usage, origin)
+        left[origin] = count - min(count, extra)
+        extra -= min(count, extra)
+    return Usage(prompt=prompt, **left)
