@@ -69,7 +69,7 @@ class EngineCore:
         self._refill = Refill(self._book, self._admission)
         self._streams = Streams(self._book, self._handoffs)
         self._planner = Planner(self._book, self._handoffs, needs_history=needs_history)
-        self._deadlines: list[tuple[float, int, Job]] = []
+        self._deadlines: list[tuple[float, int, str]] = []
         self._step: Step | None = None
         self._draining = False
         self._store_ok = True
@@ -145,8 +145,8 @@ class EngineCore:
         self._enter(now)
         book = self._book
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, job = heapq.heappop(self._deadlines)
-            if book.jobs.get(job.id) is not job:
+            job = self._live(heapq.heappop(self._deadlines))
+            if job is None:
                 continue
             if job.sequences[0].state is State.HOLDING:
                 book.drop(job)
@@ -157,7 +157,7 @@ class EngineCore:
 
     def next_wake(self) -> float:
         """The time by which `expire` must be called; infinity when no timer runs."""
-        while self._deadlines and self._book.jobs.get(self._deadlines[0][2].id) is not self._deadlines[0][2]:
+        while self._deadlines and self._live(self._deadlines[0]) is None:
             heapq.heappop(self._deadlines)
         wake = min(self._admission.next_wake(), self._refill.next_wake)
         if self._deadlines:
@@ -234,9 +234,14 @@ class EngineCore:
         job.handoff = handoff
         sequence = book.new_sequence(job)
         book.jobs[job.id] = job
-        heapq.heappush(self._deadlines, (job.deadline, job.arrival, job))
+        heapq.heappush(self._deadlines, (job.deadline, job.arrival, job.id))
         book.log(job, f"{kind}: {job.prompt} tokens, n={request.n}")
         self._admission.enqueue(sequence)
+
+    def _live(self, timer: tuple[float, int, str]) -> Job | None:
+        """The request of a timer, None when it is gone (its name may be in use again)."""
+        job = self._book.jobs.get(timer[2])
+        return job if job is not None and job.arrival == timer[1] else None
 
     def _refusal(self, request: EngineRequest) -> tuple[str, str, bool] | None:
         """(code, message, retryable) for a request that cannot be taken."""
