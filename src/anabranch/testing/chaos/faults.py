@@ -41,7 +41,7 @@ STEPS: dict[str, tuple[float, Kinds]] = {
 
 
 class CampaignFaults:
-    """One node's faults. `fired` counts them by (step, kind). `off` ends them for good."""
+    """One node's faults, random and (`arm`) planned. `fired` counts them by (step, kind). `off` ends them for good."""
 
     def __init__(
         self,
@@ -58,12 +58,18 @@ class CampaignFaults:
         self._scale = scale
         self._delay_s = delay_s
         self._hang_s = hang_s
+        self._armed: dict[str, list[str]] = {}
         self._off = threading.Event()
         self.fired: Counter[tuple[str, str]] = Counter()
 
     def off(self) -> None:
         """Nothing goes wrong from now on, and what hangs goes on."""
         self._off.set()
+
+    def arm(self, step: str, kind: str, times: int = 1) -> None:
+        """The next `times` passes of the step meet this kind of fault."""
+        with self._lock:
+            self._armed.setdefault(step, []).extend([kind] * times)
 
     def at(self, step: str) -> Effect:
         kind = self.draw(step)
@@ -80,7 +86,13 @@ class CampaignFaults:
         """The kind of fault that this pass meets, counted as having happened; "" for none."""
         rate, kinds = self._steps.get(step, (0.0, ()))
         with self._lock:
-            if self._off.is_set() or self._random.random() >= rate * self._scale:
+            if self._off.is_set():
+                return ""
+            if armed := self._armed.get(step):
+                kind = armed.pop(0)
+                self.fired[step, kind] += 1
+                return kind
+            if self._random.random() >= rate * self._scale:
                 return ""
             # A hang costs its time; the other kinds are cheap and come more often.
             weights = [0.1 if kind == "hang" else 1.0 for kind in kinds]

@@ -25,7 +25,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `expected[i]`: tokens and finish reason of choice i.
 
     `fate`: "finish" waits for the whole answer; "leave" disconnects after `patience_tokens` tokens or `patience_s`
-    seconds, whichever comes first; "deadline" gives the request `patience_s` seconds.
+    seconds, whichever comes first; "deadline" gives the request `patience_s` seconds. `cacheable` False: opts out.
     """
 
     number: int
@@ -36,6 +36,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     fate: Fate
     patience_tokens: int
     patience_s: float
+    cacheable: bool = True
     expected: list[tuple[list[int], FinishReason]]
 
 
@@ -143,5 +144,6 @@ class Workload:
             fate=fate,
             patience_tokens=self._random.randint(0, n * sampling.max_tokens),
             patience_s=self._random.choice((0.0, 0.002, 0.01, 0.05, 0.2)),
+            cacheable=draw() < 0.96,
             expected=tripwire_answer(self._info, tokens, sampling, n=n),
         )

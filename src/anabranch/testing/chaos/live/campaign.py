@@ -107,8 +107,17 @@ class _Campaign:
             )
         elif judgement.verdict == "right":
             report.waited(seconds, f"request {ask.number} ({seen.request_id})")
+            if min(len(tokens) for tokens in seen.choices) > 1:
+                self._consumed(seen.request_id)
         elif judgement.verdict == "refused" and ask.fate != "deadline":
             report.refusals[f"{seen.error}: {seen.message.partition(':')[0]}"] += 1
+
+    def _consumed(self, request_id: str) -> None:
+        """Decode generated, so its last hand-off is over."""
+        for attempt, ticket in reversed(list(self._rig.tickets)):
+            if attempt.rpartition("/")[0] == request_id:
+                self._stranger.consumed(ticket)
+                return
 
     def _problem(self, what: str, story: list[str]) -> None:
         if len(self._report.problems) < MOST_PROBLEMS:

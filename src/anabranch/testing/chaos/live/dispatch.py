@@ -60,6 +60,7 @@ class DirectClient:
         self._info = info
         self._root = Identity(weights_digest=info.digest, layout=layout).root()
         self.tally = Tally()
+        self._answers: dict[Call, _Answer] = {}
         # Every prompt that is not almost wholly cached goes through a hand-off: that is what is tested here.
         settings = RoutingSettings(block_tokens=layout.block_tokens, local_tokens=8)
         self.dispatcher = Dispatcher(
@@ -86,29 +87,38 @@ class DirectClient:
         return self._chain(tokens, tenant).keys
 
     async def put(self, ask: Ask) -> Outcome:
-        request_id = f"ask-{ask.number}"
+        """Ask, leave early if that is the ask's fate, and return what was seen."""
+        call, over = self.begin(ask)
+        answer = self._answers[call]
+        if ask.fate == "leave":
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ask.patience_s):
+                    await answer.enough.wait()
+            if not answer.over.done():
+                answer.outcome.left = True
+                self.dispatcher.cancel(call)
+        return await over
+
+    def begin(self, ask: Ask) -> tuple[Call, asyncio.Future[Outcome]]:
+        """Ask; the future is done when nothing follows."""
         request = EngineRequest(
-            request_id=request_id,
+            request_id=f"ask-{ask.number}",
             tokens=ask.tokens,
             sampling=ask.sampling,
             n=ask.n,
             root=self._root,
             hash_key=_hash_key(ask.tenant),
             tenant=ask.tenant,
+            cacheable=ask.cacheable,
             deadline_s=ask.patience_s + 0.001 if ask.fate == "deadline" else DEADLINE_S,
         )
         answer = _Answer(ask)
         self.dispatcher.admission.admit()
-        call = self.dispatcher.submit(request, self._chain(ask.tokens, ask.tenant), answer)
-        if ask.fate == "leave":
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ask.patience_s):
-                    await answer.enough.wait()
-            if not answer.over.is_set():
-                answer.outcome.left = True
-                self.dispatcher.cancel(call)
-        await answer.over.wait()
-        return answer.outcome
+        chain = self._chain(ask.tokens, ask.tenant) if ask.cacheable else None
+        call = self.dispatcher.submit(request, chain, answer)
+        self._answers[call] = answer
+        answer.over.add_done_callback(lambda _: self._answers.pop(call, None))
+        return call, answer.over
 
     def _chain(self, tokens: Sequence[int], tenant: str) -> PrefixChain:
         chain = PrefixChain(self._root, _hash_key(tenant), self._info.layout.block_tokens)
@@ -126,7 +136,7 @@ class _Answer:
         self.outcome = Outcome.empty(ask)
         self.outcome.request_id = f"ask-{ask.number}"
         self.enough = asyncio.Event()
-        self.over = asyncio.Event()
+        self.over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._patience = ask.patience_tokens
 
     def tokens(self, call: Call, events: list[TokenEvent]) -> None:
@@ -144,7 +154,7 @@ class _Answer:
         if call.usage is not None:
             self.outcome.prompt_tokens = call.usage.prompt
         self.enough.set()
-        self.over.set()
+        self.over.set_result(self.outcome)
 
 
 def _hash_key(tenant: str) -> bytes:

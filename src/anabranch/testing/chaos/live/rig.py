@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,15 +19,14 @@ import msgspec
 from anabranch.connectors.native import NativePort
 from anabranch.engine.config import EngineConfig, Role
 from anabranch.engine.live.server import Engine
-from anabranch.engine.runner import ModelInfo
+from anabranch.engine.runner import ModelInfo, ModelRunner
 from anabranch.engine.tripwire import TripwireRunner, tripwire_info
 from anabranch.store.config import DirectoryConfig, NodeConfig
 from anabranch.store.live.directory_server import DirectoryServer
 from anabranch.store.live.node_server import NodeServer
 from anabranch.testing.chaos.faults import CampaignFaults
-from anabranch.testing.chaos.live.tamper import Tamper
+from anabranch.testing.chaos.live.tamper import Tamper, Tickets
 from anabranch.testing.chaos.report import unsettled
-from anabranch.transfer.api import Ticket
 from anabranch.transfer.live.arena import PAGE, RECORD
 
 MEMBERS: tuple[tuple[str, Role], ...] = (
@@ -54,7 +54,14 @@ class RigConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Rig:
     """Use as a context manager. Everything lives in one temporary folder, which goes at the end."""
 
-    def __init__(self, seed: int, config: RigConfig | None = None, info: ModelInfo | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        config: RigConfig | None = None,
+        info: ModelInfo | None = None,
+        runner: Callable[[ModelInfo, memoryview], ModelRunner] = TripwireRunner,
+    ) -> None:
+        self._runner = runner
         self.config = config or RigConfig()
         self.info = info or tripwire_info()
         self.faults = {
@@ -62,8 +69,8 @@ class Rig:
         }
         self.nodes: dict[str, NodeServer] = {}
         self.engines: dict[str, Engine] = {}
-        self.tampers: list[Tamper] = []
-        self.tickets: deque[Ticket] = deque(maxlen=64)
+        self.tampers: dict[str, Tamper] = {}
+        self.tickets: Tickets = deque(maxlen=256)
         self.past: Counter[str] = Counter()
         self._folder = tempfile.TemporaryDirectory(prefix="anabranch-chaos-")
         self.root = Path(self._folder.name)
@@ -86,7 +93,7 @@ class Rig:
     @property
     def addresses(self) -> list[str]:
         """Where a gateway finds the engines, each behind its man in the middle."""
-        return [self._front_address(name) for name, _ in MEMBERS]
+        return [self.address(name) for name, _ in MEMBERS]
 
     # --- parts --------------------------------------------------------------------------------------------------
 
@@ -128,11 +135,9 @@ class Rig:
             info=info,
             identity=info.digest,
             port_factory=lambda sink: NativePort(f"unix:{self.root}/{name}.node.sock", layout, sink),
-            runner_factory=lambda memory: TripwireRunner(info, memory),
+            runner_factory=lambda memory: self._runner(info, memory),
         )
-        self.tampers.append(
-            Tamper(self._front_address(name), self._engine_address(name), self.faults[name], self.tickets)
-        )
+        self.tampers[name] = Tamper(self.address(name), self._engine_address(name), self.faults[name], self.tickets)
 
     def restart_directory(self) -> None:
         self.directory.stop()
@@ -141,7 +146,7 @@ class Rig:
     def close(self) -> None:
         for faults in self.faults.values():
             faults.off()
-        for tamper in self.tampers:
+        for tamper in self.tampers.values():
             tamper.close()
         for engine in self.engines.values():
             engine.close()
@@ -208,7 +213,8 @@ class Rig:
     def _engine_address(self, name: str) -> str:
         return f"unix:{self.root}/{name}.engine.sock"
 
-    def _front_address(self, name: str) -> str:
+    def address(self, name: str) -> str:
+        """Where a gateway finds one engine."""
         return f"unix:{self.root}/{name}.front.sock"
 
     def _arena(self, name: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from anabranch.blocks.layout import KvLayout
 from anabranch.core.errors import AnabranchError
 from anabranch.core.live.link import connect
+from anabranch.testing.chaos.live.tamper import Tickets
 from anabranch.transfer.api import Address, Ticket
 from anabranch.transfer.layouts import layout_digest, tenant_digest
 from anabranch.transfer.live.stream import Stream
@@ -33,7 +34,7 @@ PATIENCE_S = 2.0
 class Stranger:
     """`tried` counts attempts by kind; `breaches` describes those that were not refused."""
 
-    def __init__(self, layout: KvLayout, seed: int, tickets: deque[Ticket]) -> None:
+    def __init__(self, layout: KvLayout, seed: int, tickets: Tickets) -> None:
         self._layout = layout
         self._digest = layout_digest(layout)
         self._random = random.Random(seed)
@@ -45,13 +46,13 @@ class Stranger:
         self.breaches: list[str] = []
 
     def consumed(self, ticket: Ticket) -> None:
-        """This hand-off is over for certain."""
+        """This hand-off is over for certain: whoever presents its handle again must be refused."""
         self._done.append(ticket)
 
     def push(self, addresses: Sequence[Address]) -> None:
         """One attempt at pushing. Blocks for a moment."""
         kind = self._random.choice(("unknown", "guessed", "consumed", "out_of_range", "garbage"))
-        live = self._tickets[-1] if self._tickets else None
+        live = self._tickets[-1][1] if self._tickets else None
         if kind == "unknown":
             self._refused(kind, self._random.choice(addresses), "no such hand-off", self._random.randbytes(16))
         elif kind == "guessed" and live is not None:

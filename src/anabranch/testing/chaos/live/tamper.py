@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from anabranch.core.errors import Unavailable
@@ -16,6 +16,8 @@ from anabranch.core.messages import Message
 from anabranch.engine.messages import Cancel, EngineToGateway, GatewayToEngine, Prefilled, Prepared, Start
 from anabranch.testing.chaos.faults import CampaignFaults
 from anabranch.transfer.api import Ticket
+
+Tickets = deque[tuple[str, Ticket]]  # (id of the attempt, its ticket), latest last
 
 STEPS: dict[type[Message], str] = {
     Prepared: "control.prepared",
@@ -26,9 +28,11 @@ STEPS: dict[type[Message], str] = {
 
 
 class Tamper:
-    """Listens on `address` for the gateway and passes on to the engine at `engine_address`."""
+    """Listens on `address` for the gateway and passes on to the engine at `engine_address`. `seen` counts messages by
+    type, before anything happens to them."""
 
-    def __init__(self, address: str, engine_address: str, faults: CampaignFaults, tickets: deque[Ticket]) -> None:
+    def __init__(self, address: str, engine_address: str, faults: CampaignFaults, tickets: Tickets) -> None:
+        self.seen: Counter[str] = Counter()
         self._engine_address = engine_address
         self._faults = faults
         self._tickets = tickets
@@ -59,8 +63,9 @@ class Tamper:
         back.start()
 
     def _pass_on(self, link: Link, message: Any) -> None:
+        self.seen[type(message).__name__] += 1
         if isinstance(message, Prepared):
-            self._tickets.append(message.ticket)
+            self._tickets.append((message.request_id, message.ticket))
         other = self._pairs.get(link)
         if other is None:
             return
