@@ -136,6 +136,23 @@ def test_a_faulty_fetch_is_a_miss_and_frees_everything(lab: StoreLab, step: str,
     all_free(lab, "a", "b")
 
 
+def test_a_block_that_went_bad_in_memory_is_not_passed_on_and_forgotten(lab: StoreLab) -> None:
+    a = lab.node("a")
+    lab.node("b")
+    keys = chain("p", 5)
+    writer = lab.probe("a")
+    slots = writer.put(keys)
+    lab.settled("a")
+    lab.announced(5)
+    writer.port.memory[slots[2] * LAYOUT.full_block_bytes + 9] ^= 1
+    assert lab.probe("b").count(keys) == ["peer"] * 2
+    wait_for(lambda: a.counters["integrity_errors"] == 1, "the source to notice")
+    assert writer.count(keys) == ["dram"] * 2
+    writer.put(keys)
+    assert writer.count(keys) == ["dram"] * 5
+    all_free(lab, "a", "b")
+
+
 def test_a_hanging_peer_costs_no_more_than_the_deadline(lab: StoreLab) -> None:
     faults = PlannedFaults()
     lab.node("a", faults=faults)

@@ -103,10 +103,11 @@ class FetchAsked(msgspec.Struct, frozen=True):
 
 
 class FetchServed(msgspec.Struct, frozen=True):
-    """The serving thread is done with the blocks."""
+    """The serving thread is done with the blocks. `damaged`: slots whose bytes are not what was committed."""
 
     fetch: int
     lost: int = 0
+    damaged: list[int] = []
 
 
 class InboundDone(msgspec.Struct, frozen=True):

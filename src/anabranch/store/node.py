@@ -307,6 +307,12 @@ class Node:
 
     def _fetch_served(self, event: FetchServed, now: float) -> None:
         self.counters["stale_sends"] += event.lost
+        held = self.book.held.get(PEER + str(event.fetch).encode(), Counter())
+        for slot in event.damaged:
+            block = self.book.named.get(slot)
+            if block is not None and held[slot]:
+                self.counters["integrity_errors"] += 1
+                self.book.remove(block.key)
         self.fetches.end(event.fetch)
         self._drop_fetch(event.fetch)
 

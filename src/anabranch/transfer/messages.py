@@ -43,7 +43,8 @@ class LayerFrame(Message, frozen=True, kw_only=True):
 
 
 class FetchEnd(Message, frozen=True, kw_only=True):
-    """`block_sums` as recorded at commit (0: not recorded). `lost`: blocks whose slot was reused while sending."""
+    """`block_sums` as recorded at commit (0: not recorded). `lost`: blocks whose slot was reused while
+    sending, or whose bytes are not the ones that were committed."""
 
     block_sums: list[int]
     lost: list[int] = []

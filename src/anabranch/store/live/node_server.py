@@ -316,8 +316,8 @@ class NodeServer:
     def fetch_asked(self, fetch: int, request: FetchRequest, wait_s: float) -> None:
         self._inbox.put(a.FetchAsked(fetch, request.keys, request.tenant, wait_s))
 
-    def fetch_served(self, fetch: int, lost: int) -> None:
-        self._inbox.put(a.FetchServed(fetch, lost))
+    def fetch_served(self, fetch: int, lost: int, damaged: list[int]) -> None:
+        self._inbox.put(a.FetchServed(fetch, lost, damaged))
 
     def inbound_done(self, handoff: str, reason: str) -> None:
         self._inbox.put(a.InboundDone(handoff, reason))

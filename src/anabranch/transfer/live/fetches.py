@@ -101,7 +101,9 @@ class PeerFetcher:
             raise WireError("the peer's fetch has no proper end")
         for i, layer_sums in enumerate(sums):
             whole = block_sum(layer_sums)
+            if i in end.lost:
+                continue
             if i in bad or (end.block_sums[i] and end.block_sums[i] != whole):
                 task.corrupt.append(i)
-            elif i not in end.lost:
+            else:
                 task.sums[i] = whole

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from anabranch.blocks.checksum import layer_sum
+from anabranch.blocks.checksum import block_sum, layer_sum
 from anabranch.core.errors import AnabranchError, IntegrityError, Unavailable, WireError
 from anabranch.core.faults import Faults
 from anabranch.core.live.link import Listener
@@ -45,7 +45,7 @@ class Owner(Protocol):
 
     def fetch_asked(self, fetch: int, request: FetchRequest, wait_s: float) -> None: ...
 
-    def fetch_served(self, fetch: int, lost: int) -> None: ...
+    def fetch_served(self, fetch: int, lost: int, damaged: list[int]) -> None: ...
 
     def inbound_done(self, handoff: str, reason: str) -> None: ...
 
@@ -165,9 +165,11 @@ class PeerServer:
             self._fetches += 1
             fetch = self._fetches
             self._answers[fetch] = answer
-        lost = 0
+        lost: list[int] = []
+        damaged: list[int] = []
         wait = request.deadline_s if 0.0 <= request.deadline_s <= MAX_WAIT_S else MAX_WAIT_S
         self._owner.fetch_asked(fetch, request, wait)
+        served = Served([], [], [], "")
         try:
             try:
                 served = answer.get(timeout=wait)
@@ -177,16 +179,21 @@ class PeerServer:
                 raise Unavailable("injected")
             stream.send(FetchHeader(count=len(served.slots), reason=served.reason))
             if served.slots:
-                lost = self._send_layers(stream, served)
+                self._send_layers(stream, served, lost, damaged)
         finally:
             with self._lock:
                 del self._answers[fetch]
-            self._owner.fetch_served(fetch, lost)
+            self._owner.fetch_served(fetch, len(lost), [served.slots[i] for i in damaged])
 
-    def _send_layers(self, stream: Stream, served: Served) -> int:
+    def _send_layers(self, stream: Stream, served: Served, lost: list[int], damaged: list[int]) -> None:
+        """Send, then say which blocks (indices) must not be used: `lost` their lease, or found `damaged` here."""
+        sums: list[list[int]] = [[] for _ in served.slots]
         for layer in range(self._arena.layout.layers):
             views = [self._arena.layer(slot, layer) for slot in served.slots]
-            stream.send(LayerFrame(layer=layer, sums=[layer_sum(view) for view in views]))
+            frame = LayerFrame(layer=layer, sums=[layer_sum(view) for view in views])
+            for known, value in zip(sums, frame.sums, strict=True):
+                known.append(value)
+            stream.send(frame)
             effect = self._faults.at("peer.serve.payload")
             if effect == "fail":
                 raise Unavailable("injected")
@@ -198,15 +205,14 @@ class PeerServer:
             stream.send_views(views)
             self._tally.add("bytes_served", len(views) * len(views[0]))
         # The slots were leased; whoever took one away meanwhile has bumped its generation.
-        lost = [
-            i
-            for i, (slot, generation) in enumerate(zip(served.slots, served.generations, strict=True))
-            if self._arena.generation(slot) != generation
-        ]
+        for i, (slot, generation) in enumerate(zip(served.slots, served.generations, strict=True)):
+            if self._arena.generation(slot) != generation:
+                lost.append(i)
+            elif served.block_sums[i] and served.block_sums[i] != block_sum(sums[i]):
+                damaged.append(i)
         if self._faults.at("peer.serve.end"):
             raise Unavailable("injected")
-        stream.send(FetchEnd(block_sums=served.block_sums, lost=lost))
-        return len(lost)
+        stream.send(FetchEnd(block_sums=served.block_sums, lost=[*lost, *damaged]))
 
     # --- push ---------------------------------------------------------------------------------------------------
 
