@@ -260,6 +260,32 @@ def test_drain_refuses_new_requests_and_cancel_is_silent(rig: Rig) -> None:
     assert (failed.code, failed.retryable) == ("unavailable", True)
 
 
+def test_stopping_lets_running_requests_finish_within_the_drain(rig: Rig) -> None:
+    engine = rig.engine("both")
+    client = rig.client("both")
+    question = request("q", list(range(30)), max_tokens=300)
+    client.send(Submit(request=question))
+    client.wait(StepOutput)
+    engine.worker.stop(drain_s=DEADLINE_S)
+    assert client.answer("q") == oracle(question)
+
+
+def test_stopping_without_a_drain_cancels(rig: Rig) -> None:
+    stalled: list[StalledRunner] = []
+
+    def wrap(inner: ModelRunner) -> ModelRunner:
+        stalled.append(StalledRunner(inner))
+        return stalled[0]
+
+    engine = rig.engine("both", wrap)
+    client = rig.client("both")
+    client.send(Submit(request=request("q", list(range(30)), max_tokens=400)))
+    assert stalled[0].entered.wait(DEADLINE_S)
+    stalled[0].release.set()
+    engine.worker.stop()
+    assert engine.core.idle
+
+
 def test_a_node_that_stays_away_ends_the_engine() -> None:
     fabric, inbox, died = Fabric(), Inbox(), threading.Event()
     port = LocalPort(fabric, "n", INFO.layout, 16, inbox.port_event, eager=True)
