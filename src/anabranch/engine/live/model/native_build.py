@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -49,7 +50,7 @@ def _build(compiler: str, sources: dict[str, bytes], target: Path) -> str:
                 Path(folder, name).write_bytes(text)
             built = Path(folder, "kernels.so")
             native = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
-            command = [compiler, *COMPILE, native, str(Path(folder, SOURCES[0])), "-o", str(built), "-lm"]
+            command = [*shlex.split(compiler), *COMPILE, native, str(Path(folder, SOURCES[0])), "-o", str(built), "-lm"]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
             built.rename(target)
     except subprocess.CalledProcessError as error:
