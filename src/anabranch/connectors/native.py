@@ -54,6 +54,8 @@ class NativePort:
         self._attached = threading.Event()
         self._lost = threading.Event()
         self._fatal: AnabranchError | None = None
+        self._ended: list[port.PortEvent] = []
+        self._broken = False
         self.total_slots = 0
         self._thread = threading.Thread(target=self._run, name="native-port", daemon=True)
         self._thread.start()
@@ -159,7 +161,9 @@ class NativePort:
                 link.join()
                 self._down()
             else:
+                self._tell_loss()
                 self._closing.wait(RETRY_S)
+        self._tell_loss()
 
     def _connect(self) -> Link | None:
         try:
@@ -181,11 +185,20 @@ class NativePort:
         self._lost.set()
 
     def _down(self) -> None:
-        """The node is gone: end what was outstanding, keep what is held."""
+        """The link broke: nothing can be asked any more. Whether transfers have ended is another question: a node that
+        lives still moves bytes, so the engine hears of it only from `_tell_loss`."""
         with self._lock:
             self._link = None
-            ended = self._state.end_outstanding("the node is gone")
-        if self._closing.is_set():
+            self._ended += self._state.end_outstanding("the node is gone")
+            self._broken = True
+
+    def _tell_loss(self) -> None:
+        """The node does not listen any more, so its process ended or has let go of every page; or it has answered on
+        a new link, and let go before it did. End what was outstanding; what is held stays."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+            broken, self._broken = self._broken, False
+        if self._closing.is_set() or not broken:
             return
         for event in ended:
             self._sink(event)
@@ -226,6 +239,7 @@ class NativePort:
         with self._lock:
             self._state.forget(message.lost)
         first = not self._attached.is_set()
+        self._tell_loss()
         self._attached.set()
         if not first:
             self._sink(port.PortBack(sorted(message.lost)))

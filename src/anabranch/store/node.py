@@ -194,6 +194,8 @@ class Node:
     def _attached(self, event: PortAttached, now: float) -> None:
         name = event.session.session
         if name in self.sessions:
+            # The engine takes its transfers for ended once this is answered.
+            self._stop_transfers(name)
             lost = self.book.reconcile(name, event.held)
         else:
             self.book.open(name)

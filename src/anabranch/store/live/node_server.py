@@ -88,6 +88,7 @@ class NodeServer:
         self._segments: dict[tuple[int, int], SegmentTask] = {}
         self._stopping = threading.Event()
         self._checked_gone = 0.0
+        self._listener: Listener | None = None
         self._acts: dict[type, Callable[[Any], None]] = {
             a.Tell: self._tell,
             a.SaveSessions: lambda x: self.arena.write_sessions(x.sessions),
@@ -139,7 +140,7 @@ class NodeServer:
 
     def stop(self, *, unlink_arena: bool = False) -> None:
         """End every thread and close every file. Raises what made the node fail, if it had failed."""
-        self._listener.close()
+        self._stop_listening()
         self._stopping.set()
         self._inbox.put(None)
         self._thread.join(5.0)
@@ -236,6 +237,11 @@ class NodeServer:
             self.failure = error
             self._stopping.set()
             self._leave_engines("node failed")
+            self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
 
     def _leave_engines(self, reason: str) -> None:
         """No byte may land in an engine's slots once the engine hears that the node is gone: it uses them itself then.
