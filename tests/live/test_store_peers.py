@@ -424,6 +424,22 @@ def test_a_faulty_hand_off_fails_with_a_reason_on_both_sides(lab: StoreLab, step
     all_free(lab, "p", "d")
 
 
+def test_a_push_that_never_began_is_reported_to_the_receiver_before_its_deadline(lab: StoreLab) -> None:
+    faults = PlannedFaults()
+    lab.node("p", faults=faults)
+    d = lab.node("d")
+    prefill, decode = lab.probe("p"), lab.probe("d")
+    slots, event = opened(decode, "h1", 3, deadline_s=600.0)
+    faults.arm("push.open", "fail")
+    prefill.port.open_outbound("h1", event.ticket)
+    prefill.port.finish_outbound("h1")
+    assert prefill.take(port.OutboundEnded).reason
+    assert "failed" in decode.take(port.InboundEnded).reason
+    assert d.counters["stale_tickets"] == 0
+    decode.port.free(slots)
+    all_free(lab, "p", "d")
+
+
 def test_s10_a_producer_that_dies_halfway_ends_the_hand_off_at_once(lab: StoreLab) -> None:
     lab.node("p")
     lab.node("d")

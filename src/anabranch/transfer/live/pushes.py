@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -12,6 +13,7 @@ import msgspec
 from anabranch.blocks.checksum import layer_sum
 from anabranch.core.errors import AnabranchError, DeadlineExceeded, StaleLease, Unavailable, WireError
 from anabranch.core.faults import Faults
+from anabranch.core.live.link import connect
 from anabranch.transfer.api import Ticket
 from anabranch.transfer.layouts import layout_digest
 from anabranch.transfer.live.arena import Arena
@@ -33,7 +35,8 @@ Blocks = list[tuple[int, int]]
 
 
 class Outgoing:
-    """One hand-off. `queue` items: (layer, blocks), or a reason to end ("" = all is pushed)."""
+    """One hand-off. `queue` items: (layer, blocks), or a reason to end ("" = all is pushed). `met`: the receiver has
+    answered, so that it notices by itself when the connection goes."""
 
     def __init__(self, handoff: str, ticket: Ticket) -> None:
         self.handoff = handoff
@@ -42,6 +45,7 @@ class Outgoing:
         self.until = time.monotonic() + ticket.deadline_s
         self.stream: Stream | None = None
         self.given_up = ""
+        self.met = False
         self.thread: threading.Thread | None = None
 
     def give_up(self, reason: str) -> None:
@@ -119,6 +123,8 @@ class Pusher:
             outgoing.stream = None
             if stream is not None:
                 stream.close()
+            if not outgoing.met:
+                self._excuse(outgoing.ticket, reason)
         with self._lock:
             del self._open[outgoing.handoff]
         self._ended(outgoing.handoff, reason)
@@ -128,6 +134,7 @@ class Pusher:
         ticket = outgoing.ticket
         stream.send(PushOpen(handoff=ticket.handoff, secret=ticket.secret, layout=self._digest))
         reply = stream.receive(self._replies)
+        outgoing.met = True
         if isinstance(reply, PushRefused):
             raise StaleLease(reply.reason)
         if not isinstance(reply, PushAccepted):
@@ -144,6 +151,18 @@ class Pusher:
             raise WireError("expected PushResult")
         if result.reason:
             raise StaleLease(result.reason)
+
+    def _excuse(self, ticket: Ticket, reason: str) -> None:
+        """The receiver never heard of this push: tell it that nothing will come, so that it need not wait for the
+        deadline. Best effort, that deadline being there."""
+        with contextlib.suppress(AnabranchError, OSError):
+            stream = Stream(connect(str(ticket.address), timeout_s=self._timeout_s), self._timeout_s)
+            try:
+                stream.send(PushOpen(handoff=ticket.handoff, secret=ticket.secret, layout=self._digest))
+                if isinstance(stream.receive(self._replies), PushAccepted):
+                    stream.send(PushAborted(reason=reason))
+            finally:
+                stream.close()
 
     def _next(self, outgoing: Outgoing) -> tuple[int, Blocks] | str:
         try:
