@@ -141,6 +141,8 @@ def show(report: Report) -> None:
     console.print(f"slowest right answer: {report.slowest_s:.2f} s, {report.slowest}")
     for what, count in report.census.items():
         console.print(f"[red]left behind: {what} {count}[/red]")
+    for story in report.stories:
+        console.print(story, markup=False)
     for problem in report.problems:
         console.print(problem, style="red", markup=False)
 

@@ -37,7 +37,8 @@ def _quick_switches() -> Iterator[None]:
 
 
 def test_faults_at_named_steps_never_make_an_answer_wrong() -> None:
-    report = run_in_process(InProcess(requests=250, seed=3, trouble_s=0.2, rig=RigConfig(fault_scale=2.0)))
+    rig = RigConfig(fault_scale=2.0)
+    report = run_in_process(InProcess(requests=250, seed=3, trouble_s=0.2, deadline_s=8.0, rig=rig))
     assert report.problems == []
     assert report.census == {}
     assert report.verdicts["right"] > 150

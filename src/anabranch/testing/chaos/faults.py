@@ -37,6 +37,8 @@ STEPS: dict[str, tuple[float, Kinds]] = {
     "control.start": (0.004, ("lose", "double")),
     "control.cancel": (0.1, ("double",)),
     "control.cut": (0.0003, ("cut",)),
+    # Between engine and node.
+    "port.cut": (0.0001, ("cut",)),
 }
 
 

@@ -54,7 +54,8 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, kw_only=True):
     """`slowest_s`: longest wait for a right answer, and what went on then. `verdicts`: answers by verdict. `refusals`:
     explicit errors by code, for requests that had time enough. `faults`: injected, by "step" and then kind. `census`:
-    what was still held at the end. `problems`: everything that makes the campaign fail, with its story."""
+    what was still held at the end. `problems`: everything that makes the campaign fail, with its story. `stories`: of
+    the first requests that were very slow, or refused for no fault of their own."""
 
     mode: str
     seed: int
@@ -71,6 +72,7 @@ class Report(msgspec.Struct, kw_only=True):
     census: dict[str, int] = {}
     scanned: int = 0
     problems: list[str] = []
+    stories: list[str] = []
     interrupted: bool = False
 
     @property

@@ -24,15 +24,19 @@ QUIET_S = 20.0
 SCAN_EVERY = 100
 SCAN_SLOTS = 24
 MOST_PROBLEMS = 20
+MOST_STORIES = 5
+SLOW_S = 10.0
 
 
 class InProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """`trouble_s`: mean pause between restarts of parts and visits of strangers; 0 = none."""
+    """`trouble_s`: mean pause between restarts of parts and visits of strangers; 0 = none. `deadline_s`: of a request;
+    one whose control message is lost may be refused when it has passed, because its engine is busy and not stalled."""
 
     requests: int
     seed: int
     concurrency: int = 20
     trouble_s: float = 0.5
+    deadline_s: float = 30.0
     rig: RigConfig = RigConfig()
 
 
@@ -56,7 +60,7 @@ class _Campaign:
         self._progress = progress
         self._random = random.Random(plan.seed + 1)
         self._workload = Workload(rig.info, plan.seed)
-        self._client = DirectClient(rig.info, rig.addresses, time.monotonic)
+        self._client = DirectClient(rig.info, rig.addresses, time.monotonic, deadline_s=plan.deadline_s)
         self._ledger = Ledger(rig.info, self._client.keys, plan.seed)
         self._stranger = Stranger(rig.info.layout, plan.seed, rig.tickets)
         self._restarts: Counter[tuple[str, str]] = Counter()
@@ -106,11 +110,19 @@ class _Campaign:
                 self._rig.story(seen.request_id),
             )
         elif judgement.verdict == "right":
-            report.waited(seconds, f"request {ask.number} ({seen.request_id})")
+            report.waited(seconds, f"request {ask.number}")
+            if seconds > SLOW_S:
+                self._tell(ask, seen, f"answered after {seconds:.1f} s")
             if min(len(tokens) for tokens in seen.choices) > 1:
                 self._consumed(seen.request_id)
         elif judgement.verdict == "refused" and ask.fate != "deadline":
             report.refusals[f"{seen.error}: {seen.message.partition(':')[0]}"] += 1
+            self._tell(ask, seen, f"{seen.error}: {seen.message}")
+
+    def _tell(self, ask: Ask, seen: Outcome, what: str) -> None:
+        if len(self._report.stories) < MOST_STORIES:
+            lines = [f"request {ask.number} ({len(ask.tokens)} tokens, n={ask.n}): {what}"]
+            self._report.stories.append("\n  ".join(lines + self._rig.story(seen.request_id)))
 
     def _consumed(self, request_id: str) -> None:
         """Decode generated, so its last hand-off is over."""

@@ -21,7 +21,6 @@ from anabranch.testing.chaos.judge import Outcome
 from anabranch.testing.chaos.workload import Ask
 
 SECRET = b"the secret of a fault campaign .."
-DEADLINE_S = 60.0
 
 
 class Tally:
@@ -53,9 +52,12 @@ class Tally:
 
 
 class DirectClient:
-    """Runs on the event loop that `start` was called on. `on_keys(ask, tenant hash key)` hears what was named."""
+    """Runs on the event loop that `start` was called on. `deadline_s`: of asks whose fate is not a deadline."""
 
-    def __init__(self, info: ModelInfo, addresses: Sequence[str], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, info: ModelInfo, addresses: Sequence[str], clock: Callable[[], float], *, deadline_s: float = 30.0
+    ) -> None:
+        self._deadline_s = deadline_s
         layout = info.layout
         self._info = info
         self._root = Identity(weights_digest=info.digest, layout=layout).root()
@@ -71,7 +73,7 @@ class DirectClient:
             accept=self._accept,
             clock=clock,
             retries=3,
-            waits=Waits(engine_s=10.0, prepare_s=5.0, token_s=10.0),
+            waits=Waits(engine_s=10.0, prepare_s=4.0, prefill_s=6.0, token_s=6.0),
         )
 
     async def start(self, engines: int) -> None:
@@ -110,7 +112,7 @@ class DirectClient:
             hash_key=_hash_key(ask.tenant),
             tenant=ask.tenant,
             cacheable=ask.cacheable,
-            deadline_s=ask.patience_s + 0.001 if ask.fate == "deadline" else DEADLINE_S,
+            deadline_s=ask.patience_s + 0.001 if ask.fate == "deadline" else self._deadline_s,
         )
         answer = _Answer(ask)
         self.dispatcher.admission.admit()

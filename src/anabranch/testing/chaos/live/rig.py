@@ -25,7 +25,7 @@ from anabranch.store.config import DirectoryConfig, NodeConfig
 from anabranch.store.live.directory_server import DirectoryServer
 from anabranch.store.live.node_server import NodeServer
 from anabranch.testing.chaos.faults import CampaignFaults
-from anabranch.testing.chaos.live.tamper import Tamper, Tickets
+from anabranch.testing.chaos.live.tamper import PortCutter, Tamper, Tickets
 from anabranch.testing.chaos.report import unsettled
 from anabranch.transfer.live.arena import PAGE, RECORD
 
@@ -70,6 +70,7 @@ class Rig:
         self.nodes: dict[str, NodeServer] = {}
         self.engines: dict[str, Engine] = {}
         self.tampers: dict[str, Tamper] = {}
+        self._cutters: list[PortCutter] = []
         self.tickets: Tickets = deque(maxlen=256)
         self.past: Counter[str] = Counter()
         self._folder = tempfile.TemporaryDirectory(prefix="anabranch-chaos-")
@@ -126,7 +127,8 @@ class Rig:
             self.past.update({key: int(value) for key, value in node.counters.items()})
 
     def start_engine(self, name: str, role: Role) -> None:
-        info, layout = self.info, self.info.layout
+        info, layout, port = self.info, self.info.layout, f"unix:{self.root}/{name}.port.sock"
+        self._cutters.append(PortCutter(port, f"unix:{self.root}/{name}.node.sock", self.faults[name]))
         self.engines[name] = Engine(
             engine_id=name,
             role=role,
@@ -134,7 +136,7 @@ class Rig:
             config=self.config.engine,
             info=info,
             identity=info.digest,
-            port_factory=lambda sink: NativePort(f"unix:{self.root}/{name}.node.sock", layout, sink),
+            port_factory=lambda sink: NativePort(port, layout, sink),
             runner_factory=lambda memory: self._runner(info, memory),
         )
         self.tampers[name] = Tamper(self.address(name), self._engine_address(name), self.faults[name], self.tickets)
@@ -150,6 +152,8 @@ class Rig:
             tamper.close()
         for engine in self.engines.values():
             engine.close()
+        for cutter in self._cutters:
+            cutter.close()
         for name in list(self.nodes):
             self.stop_node(name)
         if hasattr(self, "directory"):
