@@ -19,6 +19,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running: Annotated[int, Meta(ge=1, description="Sequences in one step at most.")] = 256
     max_waiting: Annotated[int, Meta(ge=1, description="Requests queued before new ones are refused.")] = 1024
     threads: Annotated[int, Meta(ge=0, description="Compute threads; 0 = one per CPU.")] = 0
-    handoff_timeout_s: Annotated[float, Meta(gt=0, description="A hand-off that takes longer has failed.")] = 60.0
+    handoff_timeout_s: Annotated[float, Meta(gt=0, description="A hand-off that takes longer has failed.")] = 300.0
     load_timeout_s: Annotated[float, Meta(gt=0, description="A load that takes longer becomes a recomputation.")] = 10.0
     spare_slots: Annotated[int, Meta(ge=0, description="Slots kept free for requests that are running.")] = 8
