@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,8 @@ class Driver:
 
 def transformers_model(prepared: Path) -> Any:
     """transformers' own implementation, on copies of the prepared weights."""
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    # One thread: the barriers of several cost far more than they save when other tests share the cores.
+    torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import AutoConfig, AutoModelForCausalLM
