@@ -31,6 +31,8 @@ BAD_CHAT: list[tuple[bytes, int, str | None, str | None]] = [
     (b"", 400, None, "invalid_json"),
     (b"\xff\xfe", 400, None, "invalid_json"),
     (b'{"model": "m", "temperature": NaN}', 400, None, "invalid_json"),
+    (b"[" * 100_000 + b"]" * 100_000, 400, None, "invalid_json"),
+    (b'{"model": "m", "metadata": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001, 400, None, "invalid_json"),
     (b"[1]", 400, None, None),
     (b'{"messages": []}', 400, "model", "missing_required_parameter"),
     (b'{"model": "m"}', 400, "messages", "missing_required_parameter"),
@@ -119,6 +121,8 @@ BAD_COMPLETION: list[tuple[bytes, str | None, str | None]] = [
     (completion(prompt=3), "prompt", "invalid_type"),
     (completion(prompt=[1, 1000]), "prompt", "invalid_value"),
     (completion(prompt=[1, -1]), "prompt", "invalid_value"),
+    (completion(prompt=[1, 10**400]), "prompt", "invalid_value"),
+    (b'{"model": "m", "prompt": ' + b"[" * 900 + b"]" * 900 + b"}", "prompt[0]", "invalid_value"),
     (completion(prompt=[[1], [2, 1000]]), "prompt[1]", "invalid_value"),
     (completion(prompt=["a", None]), "prompt", "invalid_value"),
     (completion(prompt=["a", {"x": 1}]), "prompt", None),
@@ -144,6 +148,20 @@ def test_a_bad_chat_body_is_refused(body: bytes, status: int, param: str | None,
         assert param.rpartition(".")[2].partition("[")[0] in str(caught.value)
     if code is not None:
         assert caught.value.code == code
+
+
+@pytest.mark.parametrize("digits", [20, 400, 4299, 5000])
+@pytest.mark.parametrize(
+    "field", ["n", "max_tokens", "min_tokens", "top_k", "top_logprobs", "seed", "temperature", "length_penalty"]
+)
+def test_numbers_of_any_length_are_refused(field: str, digits: int) -> None:
+    """Integers that no float and no 64 bits hold."""
+    for sign in (b"", b"-"):
+        body = b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "logprobs": true, "%s": %s}'
+        with pytest.raises(RequestError) as caught:
+            settle(parse_chat(body % (field.encode(), sign + b"9" * digits), LIMITS), 10, LIMITS, 1)
+        assert caught.value.status == 400
+        assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(("body", "param", "code"), BAD_COMPLETION)

@@ -66,6 +66,7 @@ def check_fields(body: Mapping[str, Any], parsed: Collection[str], neutral: Mapp
         if name in parsed or name in IGNORED:
             continue
         if name not in neutral:
+            name = name[:100]
             known = sorted({*parsed, *IGNORED, *neutral})
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             hint = f"; did you mean '{near[0]}'?" if near else ""

@@ -15,7 +15,7 @@ from anabranch.core.errors import RequestError
 from anabranch.engine.request import SamplingParams
 from anabranch.serving.fields import NEUTRAL_CHAT, NEUTRAL_COMPLETION, check_fields
 from anabranch.serving.prompts import check_messages, check_prompts, token_ids
-from anabranch.serving.refusals import bad, malformed, type_error, within
+from anabranch.serving.refusals import bad, decoded, number, type_error, within
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1000
@@ -135,12 +135,7 @@ def parse_completion(data: bytes, limits: Limits) -> Ask:
 
 def parse_tokenize(data: bytes, limits: Limits) -> TokenizeBody:
     """Raises RequestError. Exactly one of `text` and `messages` is set."""
-    try:
-        body = msgspec.json.decode(data, type=TokenizeBody)
-    except msgspec.ValidationError as error:
-        raise type_error(error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise malformed(error) from error
+    body = decoded(data, TokenizeBody)
     if body.model is not None:
         _check_model(body.model, limits)
     if (body.text is None) == (body.messages is None):
@@ -156,8 +151,8 @@ def settle(ask: Ask, prompt_tokens: int, limits: Limits, random_seed: int) -> Sa
     wanted = ask.max_tokens if ask.max_tokens is not None else max(room, 1)
     if wanted > room:
         raise RequestError(
-            f"this model's maximum context length is {limits.context_tokens} tokens, but {prompt_tokens + wanted} were"
-            f" requested ({prompt_tokens} in the prompt, {wanted} for the answer); shorten one of them",
+            f"this model's maximum context length is {limits.context_tokens} tokens, but"
+            f" {number(prompt_tokens + wanted)} were requested ({prompt_tokens} in the prompt, {number(wanted)} for the answer); shorten one of them",
             param="messages" if ask.kind == "chat" else "prompt",
             code="context_length_exceeded",
         )
@@ -167,10 +162,7 @@ def settle(ask: Ask, prompt_tokens: int, limits: Limits, random_seed: int) -> Sa
 
 
 def _decode(data: bytes, kind: type[B], neutral: dict[str, tuple[Any, ...]]) -> B:
-    try:
-        fields = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise malformed(error) from error
+    fields = decoded(data, object)
     if not isinstance(fields, dict):
         raise RequestError("the request body must be a JSON object")
     check_fields(fields, kind.__struct_fields__, neutral)
@@ -189,7 +181,7 @@ def _ask(
     name: str,
 ) -> Ask:
     if max_tokens is not None and max_tokens < 1:
-        raise bad(name, f"must be at least 1, got {max_tokens}")
+        raise bad(name, f"must be at least 1, got {number(max_tokens)}")
     if body.stream_options is not None and not body.stream:
         raise bad("stream_options", "is only allowed when stream is true")
     if body.seed is not None and not -SEED_SPAN <= body.seed < SEED_SPAN:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from anabranch.core.errors import RequestError
-from anabranch.serving.refusals import bad, kind_name, type_error
+from anabranch.serving.refusals import bad, kind_name, number, type_error
 
 MAX_PROMPTS = 64
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -61,7 +61,8 @@ def token_ids(name: str, ids: list[Any], vocab: int, most: int | None) -> list[i
         raise bad(name, f"takes at most {most} token ids, got {len(ids)}")
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab:
-            raise bad(name, f"must hold token ids from 0 to {vocab - 1}, got {str(token)[:40]}")
+            given = number(token) if type(token) is int else kind_name(token)
+            raise bad(name, f"must hold token ids from 0 to {vocab - 1}, got {given}")
     return ids
 
 

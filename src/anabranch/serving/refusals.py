@@ -10,20 +10,40 @@ import msgspec
 from anabranch.core.errors import RequestError
 
 N = TypeVar("N", int, float)
+T = TypeVar("T")
 
 
 def within(name: str, value: N, low: N, high: N) -> N:
     if not low <= value <= high:
-        raise bad(name, f"must be between {low:g} and {high:g}, got {value:g}")
+        raise bad(name, f"must be between {low:g} and {high:g}, got {number(value)}")
     return value
+
+
+def number(value: int | float) -> str:
+    """As a message shows it: JSON allows integers of thousands of digits."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value) if abs(value) < 1 << 64 else "an integer of more than 64 bits"
 
 
 def bad(name: str, what: str) -> RequestError:
     return RequestError(f"'{name}' {what}", param=name, code="invalid_value")
 
 
-def malformed(error: Exception) -> RequestError:
-    return RequestError(f"the request body is not valid JSON: {error}", code="invalid_json")
+def decoded(data: bytes, kind: type[T]) -> T:
+    """The JSON of a request body. Raises RequestError."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise type_error(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _malformed(str(error)) from error
+    except RecursionError as error:
+        raise _malformed("arrays and objects are nested too deeply") from error
+
+
+def _malformed(why: str) -> RequestError:
+    return RequestError(f"the request body is not valid JSON: {why}", code="invalid_json")
 
 
 def type_error(error: msgspec.ValidationError, base: str = "") -> RequestError:
