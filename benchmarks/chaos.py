@@ -4,8 +4,8 @@
 
 `in-process`: directory, nodes, engines and dispatcher with real sockets, arenas and files, and faults injected at every
 named step. `processes`: real processes behind the HTTP gateway, killed and stopped at random moments. Ctrl-C stops
-early, says what it has, and cleans up. Exit code 1 on a wrong answer, on anything left behind, or (full run) when a
-named step was never hit. The last line is one JSON object.
+early (exit code 130), says what it has, and cleans up. Exit code 1 on a wrong answer, on anything left behind, or, in a
+full run, when a named step was never hit. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -50,19 +50,24 @@ def main() -> int:
     kills = args.kills or (10 if args.quick else 40)
     logging.getLogger("anabranch").setLevel(logging.CRITICAL)  # thousands of failures, all on purpose
     reports: list[Report] = []
-    if args.mode != "processes":
-        reports.append(in_process(args.seed, requests, args.faults))
-    if args.mode != "in-process" and not (reports and reports[-1].interrupted):
-        reports.append(processes(args.seed, kills))
+    interrupted = False
+    try:
+        if args.mode != "processes":
+            reports.append(in_process(args.seed, requests, args.faults))
+        if args.mode != "in-process" and not (reports and reports[-1].interrupted):
+            reports.append(processes(args.seed, kills))
+    except KeyboardInterrupt:  # while a cluster was starting or stopping
+        interrupted = True
     for report in reports:
         show(report)
-    whole = not args.quick and requests >= 5000 and args.faults >= 1.0
+    interrupted = interrupted or any(report.interrupted for report in reports)
+    whole = not (args.quick or interrupted) and requests >= 5000 and args.faults >= 1.0
     unseen = [gap for report in reports if report.mode == "in-process" and whole for gap in report.unseen()]
     for gap in unseen:
         console.print(f"[yellow]{gap}[/yellow]")
     holds = all(report.passed for report in reports) and not unseen
     print(json.dumps(result(reports, holds)))
-    return 0 if holds else 1
+    return 1 if not holds else 130 if interrupted else 0
 
 
 def in_process(seed: int, requests: int, scale: float) -> Report:
@@ -87,7 +92,7 @@ def in_process(seed: int, requests: int, scale: float) -> Report:
 def processes(seed: int, kills: int) -> Report:
     folder = Path(tempfile.mkdtemp(prefix="anabranch-chaos-"))
     cluster = LocalCluster(campaign_settings(folder))
-    keep_logs = True
+    keep_logs = False
     try:
         with bar() as progress, cluster:
             names = [status.name for status in cluster.statuses()]

@@ -14,7 +14,7 @@ from anabranch.serving.detokenizer import numbered_tokens
 from anabranch.testing.chaos.judge import Outcome
 from anabranch.testing.chaos.workload import Ask
 
-PREFIX = "data: "
+PREFIX, END = "data: ", b"\n\n"
 
 
 class HttpClient:
@@ -104,9 +104,12 @@ class HttpClient:
 
 
 async def _events(response: httpx.Response) -> AsyncGenerator[str, None]:
-    async for line in response.aiter_lines():
-        if line.startswith(PREFIX):
-            yield line.removeprefix(PREFIX)
+    """Data of each event. Not `aiter_lines`: that cuts at characters that an answer may contain (U+0085, U+2028)."""
+    rest = b""
+    async for data in response.aiter_bytes():
+        *events, rest = (rest + data).split(END)
+        for event in events:
+            yield event.decode().removeprefix(PREFIX)
 
 
 def _refused(seen: Outcome, body: dict[str, Any], status: int) -> None:

@@ -39,7 +39,10 @@ class Ledger:
     def _check(self, node: NodeServer, slot: int) -> str:
         book = node.node.book
         before, generation = book.named.get(slot), book.pool.generation(slot)
-        data = bytes(node.arena.block(slot))
+        try:
+            data = bytes(node.arena.block(slot))
+        except ValueError:
+            return ""  # the node is being stopped and has let go of its memory
         after = book.named.get(slot)
         if before is None or after is None or after.key != before.key or book.pool.generation(slot) != generation:
             return ""  # it changed while we looked
