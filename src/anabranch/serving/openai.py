@@ -152,7 +152,8 @@ def settle(ask: Ask, prompt_tokens: int, limits: Limits, random_seed: int) -> Sa
     if wanted > room:
         raise RequestError(
             f"this model's maximum context length is {limits.context_tokens} tokens, but"
-            f" {number(prompt_tokens + wanted)} were requested ({prompt_tokens} in the prompt, {number(wanted)} for the answer); shorten one of them",
+            f" {number(prompt_tokens + wanted)} were requested ({prompt_tokens} in the prompt, {number(wanted)} for the"
+            f" answer); shorten one of them",
             param="messages" if ask.kind == "chat" else "prompt",
             code="context_length_exceeded",
         )
