@@ -99,7 +99,7 @@ class DirectClient:
             if not answer.over.done():
                 answer.outcome.left = True
                 self.dispatcher.cancel(call)
-        return await over
+        return await asyncio.shield(over)
 
     def begin(self, ask: Ask) -> tuple[Call, asyncio.Future[Outcome]]:
         """Ask; the future is done when nothing follows."""
