@@ -56,6 +56,12 @@ def test_an_unknown_command_is_named_with_the_nearest(capsys: pytest.CaptureFixt
     assert "no command 'statsu'; did you mean 'status'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("args", [[], ["bench"]])
+def test_without_a_command_the_help_is_shown_as_it_is(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_guarded(cli, args) == 2
+    assert capsys.readouterr().err.startswith("Usage: anabranch")
+
+
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_guarded(cli, ["--help"]) == 0
     text = capsys.readouterr().out

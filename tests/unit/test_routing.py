@@ -146,6 +146,16 @@ def test_admission_bounds_what_waits() -> None:
     assert admission.retry_after_s() == 30.0
 
 
+def test_a_pause_of_the_clients_does_not_count_as_a_slow_queue() -> None:
+    admission = Admission(100)
+    for start in (0.0, 5000.0):
+        admission.admit(100)
+        for index in range(100):
+            admission.leave(start + 0.01 * index + 1.0, started=True)
+    admission.admit(100)
+    assert admission.retry_after_s() == 1.0
+
+
 def test_load_reports_tell_of_other_gateways_only() -> None:
     fleet = Fleet(SETTINGS)
     fleet.connected(

@@ -45,6 +45,9 @@ def run_guarded(command: click.Command, args: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.secho("interrupted", err=True)
         return 130
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.ClickException as error:
         report(_usage_line(error))
         return 2

@@ -58,9 +58,13 @@ def effective(
         entries += flag(section, key, value, f"--{name}")
     resolved = gather(SECTIONS, file=config_file, variables=os.environ, sets=sets, flags=entries)
     settings = settings_of(resolved)
+    impossible = list(contradictions(settings))
+    if impossible:
+        # A name that makes no path would end the look at the machine.
+        return Resolved(resolved.sections, resolved.origins, [*resolved.problems, *role_problems, *impossible])
     ssd_dir = settings.node.ssd_dir or str(default_data_dir(settings.cluster) / "clusters" / settings.cluster.name)
     resolved, misfits = fit(resolved, settings, ssd_dir)
-    problems = [*resolved.problems, *role_problems, *misfits, *contradictions(settings)]
+    problems = [*resolved.problems, *role_problems, *misfits]
     return Resolved(resolved.sections, resolved.origins, problems)
 
 

@@ -22,6 +22,9 @@ class Admission:
 
     def admit(self, count: int = 1) -> None:
         """Raises Overloaded, and takes nothing, if `count` more would exceed the bound."""
+        if self.waiting == 0:
+            # How long nobody asked says nothing about the pace.
+            self._last_started = 0.0
         if self.waiting + count > self.max_waiting:
             raise Overloaded(
                 f"{self.waiting} requests are waiting and at most {self.max_waiting} may; try again later",
