@@ -16,6 +16,7 @@ import logging
 import os
 import platform
 import shutil
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -162,7 +163,13 @@ def result(reports: list[Report], holds: bool) -> dict[str, object]:
         for step, kinds in report.faults.items():
             faults[step] = faults.get(step, 0) + sum(kinds.values())
     recoveries = sorted(time for report in reports for time in report.recoveries())
-    middle = recoveries[len(recoveries) // 2] if recoveries else None
+    gateway = [time for report in reports for time in report.recoveries(gateway=True)]
+    recovery: dict[str, float | None] = {
+        "p50": round(statistics.median(recoveries), 3) if recoveries else None,
+        "max": round(recoveries[-1], 3) if recoveries else None,
+        "gateway_max": round(max(gateway), 3) if gateway else None,
+        "target": RECOVERY_TARGET_S,
+    }
     return {
         "claim": "no wrong answer under faults at every named step and signals to any process; service within 2 s",
         "holds": holds,
@@ -170,9 +177,12 @@ def result(reports: list[Report], holds: bool) -> dict[str, object]:
         "requests": sum(report.requests for report in reports),
         "faults_by_step": faults,
         "kills": sum(len(report.kills) for report in reports),
-        "recovery_s": {"p50": middle, "max": recoveries[-1] if recoveries else None, "target": RECOVERY_TARGET_S},
+        "recovery_s": recovery,
         "census": {what: count for report in reports for what, count in report.census.items()},
-        "samples": {"campaigns": [summary(report) for report in reports], "recovery_s": recoveries},
+        "samples": {
+            "campaigns": [summary(report) for report in reports],
+            "recovery_s": [round(time, 3) for time in recoveries],
+        },
         "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "python": platform.python_version()},
     }
 

@@ -163,7 +163,8 @@ class LocalCluster:
         for member in spec.members:
             counts[f"{member.engine_id}-node"] = probes.stat(member.node_address).census
             load = probes.engine_load(member.engine_address)
-            counts[member.engine_id] = {"waiting": load.waiting, "running": load.running}
+            held = load.total_slots - load.free_slots
+            counts[member.engine_id] = {"waiting": load.waiting, "running": load.running, "slots": held}
         return counts
 
     def resident_bytes(self) -> int:
