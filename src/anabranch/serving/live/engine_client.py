@@ -164,7 +164,7 @@ class _Connection(asyncio.Protocol):
         self._end(f"connection broke: {exc}" if exc else "the engine closed the connection")
 
     def send(self, frame: bytes) -> None:
-        if self._transport is None or self.closed.done():
+        if self._transport is None or self._transport.is_closing() or self.closed.done():
             return
         self._transport.write(frame)
         if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
