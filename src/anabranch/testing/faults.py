@@ -1,11 +1,9 @@
-"""Faults at named steps (`core.faults`): planned ones for a test, random ones for a campaign."""
+"""Planned faults at named steps (`core.faults`), for a test. Random ones: `testing.chaos.faults`."""
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
 
 from anabranch.core.faults import Effect
 
@@ -47,28 +45,6 @@ class PlannedFaults:
             self._released.wait(MAX_HANG_S)
             with self._lock:
                 self._hanging -= 1
-        return _effect(effect)
-
-
-class RandomFaults:
-    """Each pass of a step goes wrong with its rate; the kind is drawn from `effects`. Same seed, same draws."""
-
-    def __init__(
-        self, seed: int, rates: Mapping[str, float], effects: Sequence[str] = ("fail", "short", "flip")
-    ) -> None:
-        self._random = random.Random(seed)
-        self._lock = threading.Lock()
-        self._rates = dict(rates)
-        self._effects = list(effects)
-        self.fired: Counter[tuple[str, str]] = Counter()
-
-    def at(self, step: str) -> Effect:
-        rate = self._rates.get(step, self._rates.get("*", 0.0))
-        with self._lock:
-            if self._random.random() >= rate:
-                return ""
-            effect = self._random.choice(self._effects)
-            self.fired[step, effect] += 1
         return _effect(effect)
 
 
