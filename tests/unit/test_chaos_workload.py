@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from anabranch.core import faults
 from anabranch.engine.tripwire import tripwire_answer, tripwire_info
 from anabranch.testing.chaos.faults import STEPS, CampaignFaults
 from anabranch.testing.chaos.judge import Outcome, judge
@@ -80,6 +83,22 @@ def test_what_came_before_an_error_counts_for_nothing(ask: Ask) -> None:
     assert judge(ask, msgspec.structs.replace(seen, error="unavailable")).verdict == "refused"
     assert judge(ask, msgspec.structs.replace(seen, left=True)).verdict == "left"
     assert judge(ask, msgspec.structs.replace(seen, cut=True)).verdict == "lost"
+
+
+def test_the_campaign_knows_every_named_step() -> None:
+    """Those that the code asks at, those that `core.faults` lists, and those with faults in a campaign are the same."""
+    name = re.compile(r"\b(?:ssd|peer|push|directory)(?:\.[a-z]+)+\b")
+    source = Path(faults.__file__).parents[1]
+    asked = {
+        step
+        for folder in ("store", "transfer")
+        for file in (source / folder).rglob("*.py")
+        for line in file.read_text().splitlines()
+        for step in re.findall(r'"((?:ssd|peer|push|directory)\.[a-z.]+)"', line)
+    }
+    listed = set(name.findall((faults.__doc__ or "").partition("Steps:")[2]))
+    ours = {step for step in STEPS if not step.startswith(("control.", "port."))}
+    assert asked == listed == ours
 
 
 def test_faults_are_seeded_counted_and_end() -> None:

@@ -1,11 +1,11 @@
 """Named protocol steps at which a test may make something go wrong.
 
-**Covers** the question asked at each step. **Does not cover** how a fault is chosen (`testing.faults`). In production
-the answer is always "": nothing happens.
+**Covers** the question asked at each step. **Does not cover** how a fault is chosen (`testing.faults`,
+`testing.chaos`). In production the answer is always "": nothing happens.
 
-Steps: ssd.read ssd.write ssd.header ssd.grow · peer.fetch.request peer.fetch.header peer.fetch.payload
-peer.serve.header peer.serve.payload peer.serve.end · push.open push.accept push.header push.payload push.receive
-push.finish · directory.lookup directory.announce (these two are asked on the node's own thread: no hang there).
+Steps: ssd.read ssd.write ssd.grow · peer.fetch.request peer.fetch.payload peer.serve.header peer.serve.payload
+peer.serve.end · push.open push.accept push.header push.payload push.receive push.finish · directory.lookup
+directory.announce (these two are asked on the node's own thread: no hang there).
 """
 
 from __future__ import annotations
