@@ -250,6 +250,17 @@ def test_shutdown_lets_running_requests_finish_and_refuses_new_ones() -> None:
         assert not running.thread.is_alive()
 
 
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    with (
+        engines("b") as (engine,),
+        running_gateway([engine], config=GatewayConfig(port=0, request_timeout_s=0.3)) as it,
+    ):
+        host, port = it.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30.0) as sock:
+            sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n{")
+            assert sock.recv(1 << 16).startswith(b"HTTP/1.1 408 ")
+
+
 def test_shutdown_cancels_what_outlives_the_drain_timeout() -> None:
     config = GatewayConfig(port=0, drain_timeout_s=0.1)
     with engines("b") as (engine,), running_gateway([engine], config=config) as running:

@@ -38,6 +38,7 @@ from anabranch.serving.prompts import check_messages
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+BODY_S = 60.0
 INLINE_BYTES = 16 << 10
 """Bodies up to this size are parsed and tokenized on the event loop; larger ones in a thread."""
 
@@ -203,6 +204,16 @@ class Gateway:
         return tenant
 
     async def _body(self, request: Request) -> bytes:
+        """Raises RequestError: 413 when it is too long, 408 when it takes too long to come."""
+        wait_s = min(BODY_S, self.config.request_timeout_s)
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._whole_body(request)
+        except TimeoutError:
+            late = f"the request body did not arrive within {wait_s:g} s"
+            raise RequestError(late, status=408, code="request_timeout") from None
+
+    async def _whole_body(self, request: Request) -> bytes:
         limit = self.config.max_body_bytes
         chunks: list[bytes] = []
         size = 0
