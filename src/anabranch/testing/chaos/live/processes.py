@@ -60,14 +60,19 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def random_blows(processes: Sequence[str], count: int, seed: int) -> list[Blow]:
-    """Every process once, in random order, then again; a third is stopped for a while instead of killed."""
+    """Every process once, in random order, then again. Most are killed, a third is stopped for a while, a few (not the
+    gateway, which would drain first) are asked to end."""
     chance = random.Random(seed)
     blows: list[Blow] = []
     while len(blows) < count:
         for process in chance.sample(list(processes), len(processes)):
-            stop = chance.random() < 1 / 3
-            number = signal.SIGSTOP if stop else signal.SIGKILL
-            blows.append(Blow(process, number, chance.uniform(0.3, 4.0) if stop else 0.0))
+            draw = chance.random()
+            if draw < 1 / 3:
+                blows.append(Blow(process, signal.SIGSTOP, chance.uniform(0.3, 4.0)))
+            elif draw < 1 / 2 and process != "gateway":
+                blows.append(Blow(process, signal.SIGTERM))
+            else:
+                blows.append(Blow(process, signal.SIGKILL))
     return blows[:count]
 
 
@@ -159,7 +164,7 @@ class _Campaign:
         recovery = await self._recovered(struck)
         if resume is not None:
             await resume
-        killed = [pid] if blow.number is signal.SIGKILL else []
+        killed = [] if blow.number is signal.SIGSTOP else [pid]
         back: float | None = None
         try:
             await asyncio.to_thread(self._cluster.wait_ready, timeout_s=RECOVERY_S, but=killed)
