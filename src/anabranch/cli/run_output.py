@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -18,6 +21,43 @@ from anabranch.cluster.spec import ClusterSpec
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "red", "waiting": "dim", "stopping": "yellow"}
 CURL = """curl {url}/v1/chat/completions -H 'content-type: application/json' {auth}\\
   -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'"""
+
+
+class LastingStream(io.TextIOBase):
+    """A text stream that swallows what its other end no longer takes: a terminal that was closed, a pipe whose reader
+    ended or a full disk is no reason to stop serving."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__()
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # typeshed has it as an attribute
+        return self._stream.encoding if self._stream is not None else "utf-8"
+
+    def write(self, text: str) -> int:
+        if self._stream is not None:
+            with contextlib.suppress(OSError):
+                self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            with contextlib.suppress(OSError):
+                self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
+
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise io.UnsupportedOperation("the stream is closed")
+        return self._stream.fileno()
+
+
+def lasting_console() -> Console:
+    """Standard error, for as long as somebody reads it."""
+    return Console(file=LastingStream(sys.stderr))  # type: ignore[arg-type]  # a TextIOBase is what rich needs
 
 
 class StartDisplay:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 
 import click
@@ -32,21 +32,17 @@ def command(verbose: bool, **options: object) -> int:
 
 
 def _serve(settings: Settings, verbose: bool) -> int:
-    from rich.console import Console
-
-    from anabranch.cli.run_output import LogFollower, StartDisplay, announce
+    from anabranch.cli.run_output import LogFollower, StartDisplay, announce, lasting_console
     from anabranch.cluster.live.cluster import LocalCluster
     from anabranch.cluster.live.entry import served_name
     from anabranch.cluster.local import LOG_FOLDER
 
-    console = Console(stderr=True)
+    console = lasting_console()
     display = StartDisplay(console)
     started = threading.Event()
 
     def event(process: str, message: str) -> None:
-        # A terminal that was closed is no reason to stop serving.
-        with suppress(OSError):
-            console.print(f"{process} {message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{process} {message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def progress(stage: str, fraction: float) -> None:
         if stop.requested.is_set():
