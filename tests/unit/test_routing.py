@@ -171,10 +171,34 @@ def test_load_reports_tell_of_other_gateways_only() -> None:
         return fleet.views()[0]
 
     own = report(2)
-    assert (own.backlog, own.requests, own.free_tokens) == (100.0, 2, 160)
+    assert (own.backlog, own.requests, own.free_tokens) == (100.0, 2, 0), "what waits takes the room that is free"
     shared = report(4)
     assert (shared.backlog, shared.requests) == (100.0 + 8000.0, 4)
     for claim in claims:
         fleet.release(claim)
         fleet.release(claim)
     assert (fleet.engines["p"].claimed_price, fleet.engines["p"].claimed_requests) == (0.0, 0)
+
+
+def test_an_engine_without_its_node_looks_empty_and_is_left_alone() -> None:
+    """It cannot reserve a page, so all of them are free: it would attract everything, and answer nothing."""
+    fleet = Fleet(SETTINGS)
+
+    def load(free_slots: int, *, store_ok: bool = True, waiting_tokens: int = 0) -> EngineLoad:
+        return EngineLoad(
+            waiting=0, running=1, waiting_tokens=waiting_tokens, free_slots=free_slots, total_slots=20, steps=1,
+            store_ok=store_ok,
+        )  # fmt: skip
+
+    for name in ("b0", "b1"):
+        fleet.connected(
+            EngineHello(engine_id=name, role="both", model="m", identity=b"", context_tokens=9, block_tokens=16, pid=1)
+        )
+    prompt = Prompt(tokens=100)
+    fleet.loaded("b0", load(0))
+    fleet.loaded("b1", load(20))
+    assert fleet.choose(prompt).decode == "b1"  # type: ignore[union-attr]
+    fleet.loaded("b1", load(20, store_ok=False))
+    assert fleet.choose(prompt).decode == "b0"  # type: ignore[union-attr]
+    fleet.loaded("b0", load(0, store_ok=False))
+    assert fleet.choose(prompt) is not None, "better late than never"

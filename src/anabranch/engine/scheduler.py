@@ -172,7 +172,7 @@ class EngineCore:
             waiting=len(book.waiting) + len(self._admission.starting),
             running=len(book.running),
             waiting_tokens=sum(len(sequence.tokens) for sequence in book.waiting),
-            free_slots=book.total_slots - len(book.refs),
+            free_slots=max(0, book.total_slots - len(book.refs) - book.promised),
             total_slots=book.total_slots,
             steps=self._planner.steps,
             preemptions=int(book.counters.get("preemptions", 0)),

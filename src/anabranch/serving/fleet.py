@@ -49,7 +49,10 @@ class Fleet:
             self.engines[engine_id].load = load
 
     def choose(self, prompt: Prompt, avoid: Collection[str] = ()) -> Route | None:
-        return choose(self.views(), prompt, self.prefixes.longest(prompt.keys), self.settings, avoid)
+        """Engines in `avoid`, and those whose node is gone, serve only when no other can: without its node an engine
+        cannot start anything, and looks empty."""
+        nodeless = {name for name, state in self.engines.items() if state.load is not None and not state.load.store_ok}
+        return choose(self.views(), prompt, self.prefixes.longest(prompt.keys), self.settings, nodeless.union(avoid))
 
     def claim(self, engine_id: str, price: float) -> Claim:
         state = self.engines[engine_id]
@@ -93,7 +96,7 @@ class Fleet:
             strangers = max(0, there - requests)
             backlog += state.load.waiting_tokens * strangers / max(1, there)
             requests += strangers
-            free_tokens = state.load.free_slots * self.settings.block_tokens
+            free_tokens = max(0, state.load.free_slots * self.settings.block_tokens - state.load.waiting_tokens)
         return EngineView(
             engine_id=engine_id, role=state.hello.role, backlog=backlog, requests=requests, free_tokens=free_tokens
         )
