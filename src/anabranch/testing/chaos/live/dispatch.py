@@ -39,7 +39,7 @@ class Tally:
         self.kinds[route.kind] = self.kinds.get(route.kind, 0) + 1
 
     def computed(self, usage: Usage, prompt_tokens: int) -> None:
-        if usage.computed + usage.cached != usage.prompt or usage.computed < 1:
+        if usage.computed + usage.cached != usage.prompt or min(usage.computed, usage.dram, usage.ssd, usage.peer) < 0:
             self.uneven.append(usage)
         old = self.usage
         self.usage = Usage(

@@ -29,6 +29,13 @@ class HttpClient:
     async def close(self) -> None:
         await self._http.aclose()
 
+    async def health(self) -> str:
+        """The gateway's account of itself, or why there is none."""
+        try:
+            return (await self._http.get("/health", timeout=2.0)).text
+        except httpx.HTTPError as error:
+            return repr(error)
+
     async def put(self, ask: Ask) -> Outcome:
         seen = Outcome.empty(ask)
         said = ["" for _ in range(ask.n)]

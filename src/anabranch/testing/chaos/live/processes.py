@@ -23,6 +23,7 @@ from anabranch.testing.chaos.workload import Shape, Workload
 
 RECOVERY_S = 30.0
 QUIET_S = 30.0
+STALL_S = 4.0
 LOST_PAUSE_S = 0.05
 # The gateway prefills prompts with few new tokens where they are decoded, so prompts grow in larger steps here.
 SHAPE = Shape(blocks=28, fresh=110, stops=False, deadline=0.0)
@@ -101,6 +102,7 @@ class _Campaign:
         self._began = time.monotonic()
         self._answered = asyncio.Condition()
         self._newest = 0.0
+        self._open: dict[int, float] = {}
         self._dealt = False
         self._last = "nothing"
 
@@ -125,8 +127,9 @@ class _Campaign:
         report = self._report
         while not self._dealt or report.requests < self._plan.requests:
             ask = self._workload.next()
-            sent = time.monotonic()
+            sent = self._open[ask.number] = time.monotonic()
             seen = await self._client.put(ask)
+            del self._open[ask.number]
             judgement = judge(ask, seen)
             report.verdicts[judgement.verdict] += 1
             if judgement.verdict == "right":
@@ -161,7 +164,9 @@ class _Campaign:
         struck = time.monotonic()
         pid = self._cluster.signal(blow.process, blow.number)
         resume = asyncio.create_task(self._resume(blow)) if blow.number is signal.SIGSTOP else None
+        watch = asyncio.create_task(self._watch_stall())
         recovery = await self._recovered(struck)
+        watch.cancel()
         if resume is not None:
             await resume
         killed = [] if blow.number is signal.SIGSTOP else [pid]
@@ -185,6 +190,15 @@ class _Campaign:
         step = f"signal.{blow.number.name}"
         kinds = self._report.faults.setdefault(step, {})
         kinds[blow.process] = kinds.get(blow.process, 0) + 1
+
+    async def _watch_stall(self) -> None:
+        """When no answer comes for long, put down what everybody holds then."""
+        await asyncio.sleep(STALL_S)
+        what = f"{STALL_S:.0f} s after {self._last}, with {len(self._open)} requests under way"
+        oldest = time.monotonic() - min(self._open.values(), default=time.monotonic())
+        held = await asyncio.to_thread(self._held)
+        health = await self._client.health()
+        self._report.stories.append(f"no answer {what} (oldest {oldest:.1f} s): {held}; gateway: {health}")
 
     async def _resume(self, blow: Blow) -> None:
         try:
@@ -212,8 +226,8 @@ class _Campaign:
     def _held(self) -> dict[str, int]:
         try:
             census = self._cluster.census()
-        except Unavailable:
-            return {"unanswered": 1}
+        except Unavailable as error:
+            return {f"no answer: {error}": 1}
         held: dict[str, int] = {}
         for process, counts in census.items():
             held.update(unsettled(process, counts))
