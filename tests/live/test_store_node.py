@@ -423,6 +423,17 @@ def test_s14_the_disk_limit_holds_with_leftover_and_foreign_files(lab: StoreLab,
         lab.node("n", ssd_bytes=limit)
 
 
+def test_a_limit_below_one_segment_of_before_starts_anew(lab: StoreLab, tmp_path: Path) -> None:
+    lab.node("n", ssd_bytes=320 * SSD_SLOT)  # segments of 20 blocks
+    probe = lab.probe("n")
+    probe.put(chain("p", 4))
+    lab.settled("n")
+    probe.close()
+    restart(lab, tmp_path, ssd_bytes=10 * SSD_SLOT)
+    assert lab.nodes["n"].ssd.slots == 10  # type: ignore[union-attr]
+    assert usage(tmp_path / "n-ssd") <= 10 * SSD_SLOT
+
+
 def test_s15_a_full_file_system_pauses_writes_visibly_and_reads_go_on(lab: StoreLab) -> None:
     faults = PlannedFaults()
     node = lab.node("n", ssd_bytes=32 * SSD_SLOT, faults=faults)  # segments of two blocks

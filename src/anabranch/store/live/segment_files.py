@@ -33,7 +33,7 @@ class SegmentFiles:
         self.stride = stride_bytes(layout)
         self._digest = layout_digest(layout)
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        self.per_segment = self._geometry() or segment_slots(layout, limit_bytes)
+        self.per_segment = self._geometry(limit_bytes) or segment_slots(layout, limit_bytes)
         self._lock = os.open(os.path.join(directory, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._files: list[int] = []
         self.direct = False
@@ -89,11 +89,12 @@ class SegmentFiles:
         self._files.clear()
         os.close(self._lock)
 
-    def _geometry(self) -> int:
+    def _geometry(self, limit_bytes: int) -> int:
         """Slots a segment in the files that are there already, 0 if there are none: another limit is no reason to
-        throw them away."""
+        throw them away, unless not even one of them fits."""
         names = (NAME.fullmatch(name) for name in sorted(os.listdir(self._directory)))
-        return next((int(match[2]) for match in names if match and match[1] == self._digest.hex()), 0)
+        slots = next((int(match[2]) for match in names if match and match[1] == self._digest.hex()), 0)
+        return slots if slots * self.stride <= limit_bytes else 0
 
     def _adopt(self, limit_bytes: int) -> int:
         mine: dict[int, str] = {}
