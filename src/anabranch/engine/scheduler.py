@@ -260,7 +260,8 @@ class EngineCore:
             return ("context_length_exceeded", f"{prompt} prompt tokens leave no room in a context of {limit}", False)
         if block_count(prompt + 1, book.block_tokens) > book.total_slots:
             room = book.total_slots * book.block_tokens
-            return ("context_length_exceeded", f"{prompt} tokens are too long for the arena of {room} tokens", False)
+            what = f"{prompt} tokens and an answer are too long for the arena of {room} tokens; raise node.dram_bytes"
+            return ("context_length_exceeded", what, False)
         if min(request.tokens) < 0 or max(request.tokens) >= book.info.vocab:
             return ("invalid_input", f"token ids must be from 0 to {book.info.vocab - 1}", False)
         try:
