@@ -83,7 +83,9 @@ def _read(path: str, render: Render | None) -> Document:
     try:
         with click.open_file(path, encoding="utf-8") as file:
             return parse_document(file.read(), "stdin" if path == "-" else path, render)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot read the prompt: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise InvalidInput(f"{path}: cannot read the prompt: {error}") from error
 
 

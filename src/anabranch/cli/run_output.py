@@ -20,7 +20,7 @@ from anabranch.cluster.spec import ClusterSpec
 
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "red", "waiting": "dim", "stopping": "yellow"}
 CURL = """curl {url}/v1/chat/completions -H 'content-type: application/json' {auth}\\
-  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'"""
+  -d '{{"model": "{model}", "max_tokens": 100, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'"""
 
 
 class LastingStream(io.TextIOBase):
