@@ -75,7 +75,7 @@ def bench() -> None:
     \b
     Example:
       anabranch up &
-      anabranch bench serve --sessions 4 --turns 6
+      anabranch bench serve --sessions 4 --turns 6 --context 2048
     """
 
 
@@ -124,7 +124,7 @@ def serve(ctx: click.Context, /, api_key: str, json_file: str | None, seed: int 
 
     \b
     Examples:
-      anabranch bench serve --sessions 4 --turns 6
+      anabranch bench serve --sessions 4 --turns 6 --context 2048
       anabranch bench serve --trace sessions.jsonl.gz --concurrency 8 --json result.json
     """
     seed = secrets.randbelow(1 << 32) if seed is None else seed

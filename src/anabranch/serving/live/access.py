@@ -58,7 +58,9 @@ def load_keys(config: GatewayConfig) -> dict[str, str]:
         return {}
     try:
         keys = msgspec.json.decode(Path(config.api_keys_file).read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.MsgspecError) as error:
+    except OSError as error:
+        raise ConfigError(f"api_keys_file = {config.api_keys_file!r} cannot be used: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
         raise ConfigError(f"api_keys_file = {config.api_keys_file!r} cannot be used: {error}") from error
     if not keys or not all(key and tenant for key, tenant in keys.items()):
         raise ConfigError(f"api_keys_file = {config.api_keys_file!r} must map at least one API key to a tenant name")
