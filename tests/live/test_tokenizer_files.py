@@ -14,7 +14,9 @@ from tokenizers import Tokenizer as TokenizerFile
 from tokenizers import decoders, models, pre_tokenizers
 
 from anabranch.core.errors import ConfigError, ModelFileError, RequestError
+from anabranch.serving.live.server import sampling_defaults
 from anabranch.serving.live.tokenizer import NumberedTokenizer, PreparedTokenizer
+from anabranch.serving.openai import SamplingDefaults
 
 TEMPLATE = """{{ bos_token }}
 {%- for message in messages %}
@@ -136,3 +138,13 @@ def test_the_stand_in() -> None:
     assert stand_in.render(HI) == "user:  hi \nassistant: "
     with pytest.raises(ConfigError, match="at least 256"):
         NumberedTokenizer(100)
+
+
+def test_the_model_s_own_sampling_is_read_from_its_files(tmp_path: Path) -> None:
+    assert sampling_defaults("") == sampling_defaults(str(tmp_path)) == SamplingDefaults()
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": null, "eos_token_id": [1, 2]}')
+    assert sampling_defaults(str(tmp_path)) == SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20)
+    file.write_text('{"temperature": 7}')
+    with pytest.raises(ModelFileError, match=r"generation_config\.json.*temperature"):
+        sampling_defaults(str(tmp_path))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from anabranch.core.errors import RequestError
-from anabranch.serving.openai import Ask, Limits, parse_chat, parse_completion, parse_tokenize, settle
+from anabranch.serving.openai import Ask, Limits, SamplingDefaults, parse_chat, parse_completion, parse_tokenize, settle
 
 LIMITS = Limits(model="m", context_tokens=100, vocab=1000, eos_token_ids=(2,), max_n=4)
 HI = [{"role": "user", "content": "hi"}]
@@ -273,6 +274,20 @@ def test_prompt_and_answer_must_fit_the_context() -> None:
         with pytest.raises(RequestError, match="maximum context length is 100") as caught:
             settled(ask, tokens)
         assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+
+
+def test_the_model_s_recommendation_applies_where_a_request_says_nothing() -> None:
+    defaults = SamplingDefaults(temperature=0.2, top_p=0.9, top_k=40, min_p=0.1, repetition_penalty=1.1)
+    limits = msgspec.structs.replace(LIMITS, defaults=defaults)
+
+    def five(**body: Any) -> tuple[float, ...]:
+        said = parse_chat(chat(**body), limits).sampling
+        return (said.temperature, said.top_p, said.top_k, said.min_p, said.repetition_penalty)
+
+    assert five() == (0.2, 0.9, 40, 0.1, 1.1)
+    neutral = (1.0, 1.0, 0, 0.0, 1.0)
+    assert five(temperature=1, top_p=1, top_k=0, min_p=0, repetition_penalty=1) == neutral
+    assert five(temperature=0)[0] == 0.0
 
 
 def test_seeds_are_random_unless_given() -> None:

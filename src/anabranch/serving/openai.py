@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from anabranch.core.errors import RequestError
 from anabranch.engine.request import SamplingParams
@@ -25,6 +26,17 @@ MAX_LOGPROBS = 20
 SEED_SPAN = 1 << 63
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What applies where a request says nothing: the recommendation of the model's authors (`generation_config.json`,
+    whose other fields are not about sampling)."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] = 1.0
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What the served model and the gateway allow. `model` is the one name requests must use."""
 
@@ -33,6 +45,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     vocab: int
     eos_token_ids: tuple[int, ...] = ()
     max_n: int = 16
+    defaults: SamplingDefaults = SamplingDefaults()
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -201,8 +214,12 @@ def _ask(
 
 
 def _sampling(body: Body, limits: Limits, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
-    top_p = 1.0 if body.top_p is None else body.top_p
-    penalty = 1.0 if body.repetition_penalty is None else body.repetition_penalty
+    defaults = limits.defaults
+    top_p = defaults.top_p if body.top_p is None else body.top_p
+    penalty = defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
+    temperature = defaults.temperature if body.temperature is None else body.temperature
+    top_k = min(defaults.top_k, limits.vocab) if body.top_k is None else body.top_k
+    min_p = defaults.min_p if body.min_p is None else body.min_p
     if not 0.0 < top_p <= 1.0:
         raise bad("top_p", f"must be above 0 and at most 1, got {top_p:g}")
     if not 0.0 < penalty <= 10.0:
@@ -211,10 +228,10 @@ def _sampling(body: Body, limits: Limits, logprobs: int | None, max_tokens: int 
     eos = () if body.ignore_eos else limits.eos_token_ids
     highest = limits.context_tokens if max_tokens is None else max_tokens
     return SamplingParams(
-        temperature=within("temperature", 1.0 if body.temperature is None else body.temperature, 0.0, 2.0),
+        temperature=within("temperature", temperature, 0.0, 2.0),
         top_p=top_p,
-        top_k=max(0, within("top_k", 0 if body.top_k is None else body.top_k, -1, limits.vocab)),
-        min_p=within("min_p", body.min_p or 0.0, 0.0, 1.0),
+        top_k=max(0, within("top_k", top_k, -1, limits.vocab)),
+        min_p=within("min_p", min_p, 0.0, 1.0),
         min_tokens=within("min_tokens", body.min_tokens or 0, 0, highest),
         stop_token_ids=tuple(dict.fromkeys((*eos, *ids))),
         repetition_penalty=penalty,

@@ -21,7 +21,7 @@ from anabranch.blocks.layout import Dtype, KvLayout
 from anabranch.core.errors import ModelFileError
 from anabranch.engine.runner import ModelInfo
 
-FORMAT = 1
+FORMAT = 2
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "weights.safetensors"
 TOKENIZER_FILE = "tokenizer.json"

