@@ -6,12 +6,12 @@ while it is referenced is REMOVED: private until its last reference goes. Every 
 grows when the slot becomes FREE, so a lease on what it held is stale from then on).
 
 **Covers** one tier's slots. **Does not cover** leases' end times (`store.leases`) or an engine's own counts
-(`paging.block_table`). **See also** `paging.prefix_tree` for why eviction order is O(1).
+(`paging.block_table`). **See also** `paging.prefix_tree` for what may be evicted, `policy.eviction` for what is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Literal
 
@@ -20,6 +20,8 @@ import msgspec
 from anabranch.core.errors import InvalidInput, InvariantBroken
 from anabranch.paging.allocator import SlotAllocator
 from anabranch.paging.prefix_tree import PrefixTree
+from anabranch.policy.eviction.contract import EvictionPolicy
+from anabranch.policy.eviction.lru import Lru
 
 
 class Evicted(msgspec.Struct, frozen=True):
@@ -47,19 +49,20 @@ class State(Enum):
 
 
 class SlotPool:
-    """Allocator, prefix tree and reference counts over `slots` slots. O(1) amortised per slot for every operation
+    """Allocator, prefix tree and reference counts over `slots` slots. O(log slots) amortised per slot at most
     (a reference on a block whose ancestors nobody references costs one step for each of those ancestors).
 
-    Eviction: cached slots only, children before parents, least recently used first; never a referenced slot; a
-    committed block whose parent is not resident stays evictable like any other. A block counts as used until the last
+    Eviction: cached slots only, children before parents, among leaves in the order of `policy` (least recently used
+    first if none is given); never a referenced slot; a committed block whose parent is not resident stays evictable
+    like any other. A block counts as used until the last
     reference on it or on a descendant is gone; an unreferenced ancestor of a referenced block is not evictable.
 
     Raises InvariantBroken for a slot number outside the pool.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, policy: EvictionPolicy | None = None) -> None:
         self._allocator = SlotAllocator(slots)
-        self._tree = PrefixTree()
+        self._tree = PrefixTree(Lru() if policy is None else policy)
         self._states = [State.FREE] * slots
         self._refs = [0] * slots
         self._keys: list[bytes | None] = [None] * slots
@@ -157,8 +160,24 @@ class SlotPool:
         """`match`, and take one reference on each and mark it recently used."""
         slots = self.match(keys)
         for slot in slots:
-            self.ref(slot)
+            self.use(slot)
         return slots
+
+    def use(self, slot: int) -> None:
+        """`ref` by someone who asked for the block, as opposed to a transfer that moves it: eviction learns from it."""
+        self.ref(slot)
+        if self._states[slot] is State.COMMITTED:
+            self._tree.reuse(self._name(slot))
+
+    def favour(self, keys: Iterable[bytes], strength: int) -> int:
+        """Soft pin: eviction should value those of `keys` that are resident 1 + `strength` times as much; the wish
+        fades as other blocks come (0 ends it now). It never keeps a reservation from being granted. Returns how many."""
+        if strength < 0:
+            raise InvalidInput(f"a soft pin needs a strength of at least 0, got {strength}")
+        found = [key for key in keys if self._tree.find(key) is not None]
+        for key in found:
+            self._tree.favour(key, strength)
+        return len(found)
 
     def ref(self, slot: int, count: int = 1) -> None:
         """More references on a slot that has at least one, or is committed. Raises InvariantBroken otherwise."""
@@ -237,7 +256,7 @@ class SlotPool:
         self._allocator.give(slot)
 
     def _evict(self) -> None:
-        slot, key, parent = self._tree.pop_idle()
+        slot, key, parent = self._tree.pop_victim()
         self._evicted.append(Evicted(slot, self.generation(slot), key, parent))
         self._release(slot)
 

@@ -1,28 +1,44 @@
-"""Names of blocks as a forest, and the order in which they may be evicted.
+"""Names of blocks as a forest, and which of them may be evicted.
 
-**Covers** key → slot, parent links (also to blocks that are not resident), children-first LRU order.
-**Does not cover** reference counts (`paging.pool`): here a slot is held or not.
+**Covers** key → slot, parent links (also to blocks that are not resident), children before parents.
+**Does not cover** reference counts (`paging.pool`): here a slot is held or not; which leaf goes first
+(`policy.eviction`).
 
-The order needs no clock and no heap. A block is *pinned* while it is held or has a pinned child, and joins the end of
-the idle queue when its last pin goes. So a parent always joins after all its children, and the queue's front is
-always a leaf: first in, first out *is* children-first, least recently used (use ends when the last hold in the
-block's subtree ends). Holding a block takes it and its ancestors out of the queue.
+A block is *pinned* while it is held or has a pinned child; its use ends when its last pin goes. A *leaf* is a resident
+block that is not pinned and has no resident child. The policy hears of leaves only and names one of them: it cannot
+evict a block that is in use or that others are built on. As long as any block is not pinned there is a leaf.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
 from anabranch.core.errors import InvalidInput, InvariantBroken
+from anabranch.policy.eviction.contract import EvictionPolicy
 
 ABSENT = -1
 
 
 class Node:
-    """One name. `slot` is ABSENT for a ghost: a block that is not resident but has resident children."""
+    """One name. `slot` is ABSENT for a ghost: a block that is not resident but has resident children.
 
-    __slots__ = ("children", "held", "key", "parent", "parent_key", "pins", "slot")
+    A `policy.eviction.contract.Block`: `tag` and `mark` belong to the policy."""
+
+    __slots__ = (
+        "children",
+        "depth",
+        "held",
+        "idle",
+        "key",
+        "mark",
+        "offered",
+        "parent",
+        "parent_key",
+        "pins",
+        "slot",
+        "tag",
+        "used",
+    )
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -32,16 +48,25 @@ class Node:
         self.children = 0
         self.held = False
         self.pins = 0
+        self.idle = False
+        self.offered = False
+        self.depth = 0
+        self.used = 0
+        self.tag = 0
+        self.mark = 0
 
 
 class PrefixTree:
     """O(1) amortised per operation when prefixes are held from their first block on; holding a block whose ancestors
     nobody holds costs one step for each of those ancestors."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self._policy = policy
         self._nodes: dict[bytes, Node] = {}
-        self._idle: OrderedDict[bytes, Node] = OrderedDict()
         self._resident = 0
+        self._idle = 0
+        self._uses = 0
+        self._now = 0
         self.steps = 0
         """Link steps taken so far: the cost of all operations, counted for tests and benchmarks."""
 
@@ -51,8 +76,8 @@ class PrefixTree:
 
     @property
     def evictable(self) -> int:
-        """Blocks that `pop_idle` would yield if called until empty."""
-        return len(self._idle)
+        """Blocks that `pop_victim` would yield if called until empty."""
+        return self._idle
 
     def find(self, key: bytes) -> int | None:
         node = self._nodes.get(key)
@@ -75,8 +100,11 @@ class PrefixTree:
         if parent_key:
             node.parent = self._nodes.get(parent_key) or self._ghost(parent_key)
             node.parent.children += 1
+            node.depth = node.parent.depth + 1
             if node.pins:
                 self._pin(node.parent)
+        self._now += 1
+        self._policy.inserted(node, node.parent if node.parent and node.parent.slot != ABSENT else None, self._now)
         self.hold(key)
 
     def hold(self, key: bytes) -> None:
@@ -91,16 +119,25 @@ class PrefixTree:
             node.held = False
             self._unpin(node)
 
-    def pop_idle(self) -> tuple[int, bytes, bytes]:
-        """Remove the least recently used block that neither is held nor has resident children: slot, key, parent key.
-        Raises InvariantBroken if `evictable` is 0."""
+    def reuse(self, key: bytes) -> None:
+        """Tell the policy that the block was asked for again."""
+        self._policy.reused(self._resident_node(key), self._now)
+
+    def favour(self, key: bytes, strength: int) -> None:
+        """Tell the policy of a soft pin."""
+        self._policy.favoured(self._resident_node(key), strength, self._now)
+
+    def pop_victim(self) -> tuple[int, bytes, bytes]:
+        """Remove the leaf that the policy names: slot, key, parent key. Raises InvariantBroken if `evictable` is 0, or
+        if the policy names another block."""
         if not self._idle:
             raise InvariantBroken("evicted from a tree in which every block is held")
-        node = self._idle[next(iter(self._idle))]
-        if node.children:
-            raise InvariantBroken(f"block {node.key.hex()} precedes its children in eviction order")
+        victim = self._policy.victim(self._now)
+        node = self._nodes.get(victim.key)
+        if node is None or not node.offered:
+            raise InvariantBroken(f"the policy named block {victim.key.hex()}, which is no leaf")
         slot = node.slot
-        self._detach(node)
+        self._detach(node, evicted=True)
         return slot, node.key, node.parent_key
 
     def remove(self, key: bytes) -> int | None:
@@ -147,7 +184,12 @@ class PrefixTree:
             node.pins += 1
             if node.pins > 1:
                 return
-            self._idle.pop(node.key, None)
+            if node.idle:
+                node.idle = False
+                self._idle -= 1
+                if node.offered:
+                    node.offered = False
+                    self._policy.withdraw(node)
             node = node.parent
 
     def _unpin(self, node: Node | None) -> None:
@@ -157,13 +199,28 @@ class PrefixTree:
             if node.pins > 0:
                 return
             if node.slot != ABSENT:
-                self._idle[node.key] = node
+                node.idle = True
+                self._idle += 1
+                self._uses += 1
+                node.used = self._uses
+                if not node.children:
+                    self._offer(node)
             node = node.parent
 
-    def _detach(self, node: Node) -> None:
+    def _offer(self, node: Node) -> None:
+        node.offered = True
+        self._policy.offer(node, self._now)
+
+    def _detach(self, node: Node, *, evicted: bool = False) -> None:
         """Make a node that is not held a ghost, or drop it; a ghost without children is dropped too."""
         self.steps += 1
-        self._idle.pop(node.key, None)
+        if node.idle:
+            node.idle = False
+            self._idle -= 1
+        if node.offered:
+            node.offered = False
+            self._policy.withdraw(node)
+        self._policy.gone(node, evicted=evicted, now=self._now)
         self._resident -= 1
         parent, node.parent, node.slot = node.parent, None, ABSENT
         if not node.children:
@@ -173,11 +230,15 @@ class PrefixTree:
         if node.pins:
             self._unpin(parent)
         parent.children -= 1
-        if parent.slot == ABSENT and not parent.children:
+        if parent.children:
+            return
+        if parent.slot == ABSENT:
             del self._nodes[parent.key]
+        elif parent.idle:
+            self._offer(parent)
 
     def check(self) -> None:
-        """Raise InvariantBroken if links, pins or the idle queue do not add up. O(blocks)."""
+        """Raise InvariantBroken if links, pins or leaves do not add up. O(blocks)."""
         children: dict[bytes, int] = {}
         pins = {node.key: int(node.held) for node in self._nodes.values()}
         for node in self._nodes.values():
@@ -191,16 +252,15 @@ class PrefixTree:
             sound = (
                 node.children == children.get(node.key, 0)
                 and node.pins == pins[node.key]
-                and (node.key in self._idle) == (resident and node.pins == 0)
+                and node.idle == (resident and node.pins == 0)
+                and node.offered == (node.idle and node.children == 0)
                 and (resident or (node.children > 0 and node.parent is None and not node.held))
                 and (not resident or (node.parent is None) == (node.parent_key == b""))
             )
             if not sound:
                 raise InvariantBroken(f"block {node.key.hex()}: children {node.children}, pins {node.pins} are wrong")
-        if self._resident != sum(1 for _ in self.residents()) or len(self._idle) > self._resident:
+        idle = [node for node in self._nodes.values() if node.idle]
+        if self._resident != sum(1 for _ in self.residents()) or self._idle != len(idle):
             raise InvariantBroken("the number of resident blocks is wrong")
-        seen: set[bytes] = set()
-        for node in self._idle.values():
-            if node.parent is not None and node.parent_key in seen:
-                raise InvariantBroken(f"block {node.key.hex()} follows its parent in eviction order")
-            seen.add(node.key)
+        if idle and not any(node.offered for node in idle):
+            raise InvariantBroken("blocks may be evicted, but none of them is a leaf")

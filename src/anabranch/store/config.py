@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from anabranch.policy.eviction.choice import EvictionName
+
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`dram_bytes` bounds the arena, `ssd_bytes` the files under `ssd_dir` (0 = no SSD tier); both are hard limits."""
@@ -21,6 +23,12 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     peer_timeout_s: Annotated[float, Meta(gt=0, description="Silence after which a peer counts as gone.")] = 2.0
     lease_s: Annotated[float, Meta(gt=0, description="How long a promise to a peer holds.")] = 10.0
     heartbeat_s: Annotated[float, Meta(gt=0, description="How often a node reports to the directory.")] = 0.5
+    eviction: Annotated[
+        EvictionName, Meta(description="What leaves a full tier first; docs/eviction.md says when to choose which.")
+    ] = "cost"
+    recompute_context_tokens: Annotated[
+        int, Meta(gt=0, description="Depth at which a token takes twice as long to compute; for `cost`.")
+    ] = 32768
 
 
 class DirectoryConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """What the SSD tier holds and where. Pure: `store.live.ssd` does the reading and writing.
 
-A slot is FREE, being written (reserved), or holds a block. Eviction is the arena's: children first, least recently
-used first, never a slot that is being read. When the file system refuses to grow, slots that have no space behind
-them are withheld until it has some again.
+A slot is FREE, being written (reserved), or holds a block. Eviction is the arena's: children first, in the order of
+the configured policy, never a slot that is being read. When the file system refuses to grow, slots that have no space
+behind them are withheld until it has some again.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class SsdIndex:
         return run
 
     def pin(self, slots: Iterable[int]) -> None:
+        """For a read, which is a use: eviction learns from it."""
         for slot in slots:
-            self.pool.ref(slot)
+            self.pool.use(slot)
 
     def unpin(self, slots: Iterable[int]) -> None:
         for slot in slots:

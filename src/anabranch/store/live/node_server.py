@@ -24,6 +24,7 @@ from anabranch.core.errors import AnabranchError, InvalidInput, Unavailable
 from anabranch.core.faults import NO_FAULTS, Faults
 from anabranch.core.live.link import Link, Listener
 from anabranch.paging.pool import SlotPool
+from anabranch.policy.eviction.choice import eviction_policy
 from anabranch.store import actions as a
 from anabranch.store.config import NodeConfig
 from anabranch.store.live.directory_client import DirectoryClient
@@ -113,7 +114,7 @@ class NodeServer:
         self.arena, kept = Arena.create(self._arena_path, self.layout, config.dram_bytes)
         self.ssd = self._open_ssd()
         index = self._index()
-        book = SlotBook(SlotPool(self.arena.slots), self.arena.slots, self._decided)
+        book = SlotBook(self._pool(self.arena.slots), self.arena.slots, self._decided)
         self._peers = PeerServer(config.listen, self.arena, config.peer_timeout_s, self._tally, self._faults, self)
         self._fetcher = PeerFetcher(self.arena, config.peer_timeout_s, self._tally, self._faults)
         self._pusher = Pusher(
@@ -204,10 +205,14 @@ class NodeServer:
             self._inbox.put,
         )  # fmt: skip
 
+    def _pool(self, slots: int) -> SlotPool:
+        context_blocks = self.config.recompute_context_tokens / self.layout.block_tokens
+        return SlotPool(slots, eviction_policy(self.config.eviction, slots, context_blocks))
+
     def _index(self) -> SsdIndex | None:
         if self.ssd is None:
             return None
-        index = SsdIndex(SlotPool(self.ssd.slots), self._decided)
+        index = SsdIndex(self._pool(self.ssd.slots), self._decided)
         index.recover(self.ssd.found)
         self._decided["recovered_ssd"] += len(index.blocks)
         return index
