@@ -44,7 +44,7 @@ TARGETS = {"dram": 0.05, "peer": 0.10, "ssd": 0.15}
 WORDS = range(1000, 30000)
 
 
-def settings(folder: Path, *, both: int = 0, ssd_bytes: int = 4 << 30) -> Settings:
+def settings(folder: Path, *, both: int = 0) -> Settings:
     base = Settings()
     replace = msgspec.structs.replace
     cluster = replace(base.cluster, name="reuse", run_dir=str(folder / "run"), data_dir=str(folder / "data"))
@@ -53,7 +53,6 @@ def settings(folder: Path, *, both: int = 0, ssd_bytes: int = 4 << 30) -> Settin
     return replace(
         base,
         cluster=cluster,
-        node=replace(base.node, dram_bytes=1 << 30, ssd_bytes=ssd_bytes),
         gateway=replace(base.gateway, port=0),
     )
 
@@ -127,7 +126,7 @@ async def disaggregated(cluster: LocalCluster, runs: Runs, repeat: int) -> None:
 
 async def sessions(cluster: LocalCluster) -> dict[str, Any]:
     requests, _ = read_trace(EXCERPT, lenient=False)
-    plan = plan_replay(requests, sessions=3, turns=6, context=4096, max_output=16, vocabulary=WORDS, seed=7)
+    plan = plan_replay(requests, sessions=3, turns=6, context=8192, max_output=16, vocabulary=WORDS, seed=7)
     results: list[TurnResult] = []
     start = time.monotonic()
     async with Endpoint(cluster.url) as endpoint:
@@ -142,6 +141,7 @@ async def sessions(cluster: LocalCluster) -> dict[str, Any]:
         "blocks_short_per_turn_mean": round(statistics.mean(short), 3),
         "ideal_tokens": sum(turn.ideal_tokens for turn in results),
         "cached_tokens": sum(turn.cached_tokens for turn in results),
+        "resident_gib": round(cluster.resident_bytes() / (1 << 30), 2),
     }
 
 

@@ -13,7 +13,7 @@ from anabranch.policy.eviction.choice import EvictionName
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`dram_bytes` bounds the arena, `ssd_bytes` the files under `ssd_dir` (0 = no SSD tier); both are hard limits."""
 
-    dram_bytes: Annotated[int, Meta(gt=0, description="Arena of each node, in shared memory.")] = 512 << 20
+    dram_bytes: Annotated[int, Meta(gt=0, description="Arena of each node, in shared memory.")] = 896 << 20
     ssd_bytes: Annotated[int, Meta(ge=0, description="SSD tier of each node; 0 = none.")] = 4 << 30
     ssd_dir: Annotated[str, Meta(description="Folder of the SSD tier; empty = under `cluster.data_dir`.")] = ""
     listen: Annotated[str, Meta(description="Where a node serves its peers, host:port (0 = any port).")] = "127.0.0.1:0"
