@@ -54,8 +54,8 @@ class SlotPool:
 
     Eviction: cached slots only, children before parents, among leaves in the order of `policy` (least recently used
     first if none is given); never a referenced slot; a committed block whose parent is not resident stays evictable
-    like any other. A block counts as used until the last
-    reference on it or on a descendant is gone; an unreferenced ancestor of a referenced block is not evictable.
+    like any other. A block counts as used until the last reference on it or on a descendant is gone; an
+    unreferenced ancestor of a referenced block is not evictable.
 
     Raises InvariantBroken for a slot number outside the pool.
     """
@@ -171,7 +171,7 @@ class SlotPool:
 
     def favour(self, keys: Iterable[bytes], strength: int) -> int:
         """Soft pin: eviction should value those of `keys` that are resident 1 + `strength` times as much; the wish
-        fades as other blocks come (0 ends it now). It never keeps a reservation from being granted. Returns how many."""
+        fades as other blocks come (0 ends it now). No reservation fails for it. Returns how many."""
         if strength < 0:
             raise InvalidInput(f"a soft pin needs a strength of at least 0, got {strength}")
         found = [key for key in keys if self._tree.find(key) is not None]

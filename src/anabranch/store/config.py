@@ -27,8 +27,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
         EvictionName, Meta(description="What leaves a full tier first; docs/eviction.md says when to choose which.")
     ] = "cost"
     recompute_context_tokens: Annotated[
-        int, Meta(gt=0, description="Depth at which a token takes twice as long to compute; for `cost`.")
-    ] = 32768
+        int,
+        Meta(gt=0, description="`cost`: depth at which a block is worth twice as much as an equal one at the start."),
+    ] = 131072
 
 
 class DirectoryConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Cost-aware eviction: least (worth of keeping it × time to recompute it) first. All blocks of a pool have equal bytes.
 
 **Covers** classes of blocks, the memory of what was evicted, soft pins, the choice among leaves.
-**Does not cover** what is learned (`reuse`).
+**Does not cover** what is learned (`reuse`) and the comparison with LRU (`rival`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from anabranch.core.errors import InvalidInput, InvariantBroken
 from anabranch.policy.eviction.contract import Block
 from anabranch.policy.eviction.lru import Lru
 from anabranch.policy.eviction.reuse import ReuseStatistics, age_bucket
+from anabranch.policy.eviction.rival import LruRival
 
 USES = 5  # uses are told apart up to 4
 DEPTHS = 9  # depth by octaves, up to 2**8 blocks
 KEYS_REMEMBERED = 8  # per slot
 LOOKED_AT = 64
 RUN = 8
-MARGIN = 2.0  # evidence it takes to depart from recency
 REFRESH_AT_LEAST = 1000
 FADE_AFTER = 40  # times the pool's size
 
@@ -27,11 +27,11 @@ class CostAware:
     """`slots`: size of the pool. `context_blocks`: a block at depth d costs 1 + d / context_blocks to recompute.
 
     A block's class is (uses so far, depth by octaves); a use that ends, also by eviction and return within
-    KEYS_REMEMBERED × `slots` keys, teaches that class at what age it comes back. The least recently used leaf goes,
-    unless another one of at most LOOKED_AT, picked by a fixed sequence, is worth less than 1/MARGIN of it. Up to RUN
-    further blocks of the same prefix follow without another look, if they have the same class and age. A soft pin of
-    strength s multiplies worth by 1 + s and fades by half each time `slots` blocks have come. `tag` is the class,
-    `mark` the time of the last use."""
+    KEYS_REMEMBERED × `slots` keys, teaches that class at what age it comes back. Of the least recently used leaf and at
+    most LOOKED_AT others, picked by a fixed sequence, the one of least worth goes; while hits are behind LRU's, the
+    least recently used. Up to RUN further blocks of the same prefix follow without another look, if they have the same
+    class and age. A soft pin of strength s multiplies worth by 1 + s and fades by half each time `slots` blocks have
+    come. `tag` is the class, `mark` the time of the last use."""
 
     def __init__(self, slots: int, context_blocks: float) -> None:
         if slots < 1 or context_blocks <= 0:
@@ -42,6 +42,7 @@ class CostAware:
         self._remembered: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         self._favours: dict[bytes, tuple[int, int]] = {}
         self._recency = Lru()
+        self._rival = LruRival(slots)
         self._leaves: list[Block] = []
         self._places: dict[bytes, int] = {}
         self._refresh_at = 0
@@ -53,6 +54,7 @@ class CostAware:
 
     def inserted(self, block: Block, parent: Block | None, now: int) -> None:
         self._learn(now)
+        self._rival.missed(block.key)
         known = self._remembered.pop(block.key, None)
         uses = 0
         if known is not None:
@@ -62,6 +64,7 @@ class CostAware:
         self._begin(block, uses, now)
 
     def reused(self, block: Block, now: int) -> None:
+        self._rival.hit(block.key)
         self._reuse.reused(block.tag, now - block.mark)
         self._begin(block, block.tag // DEPTHS + 1, now)
 
@@ -97,8 +100,9 @@ class CostAware:
             return self._next
         self._run = RUN
         oldest = self._recency.victim(now)
-        least = min(self._look(), key=lambda block: (self._worth(block, now), block.used))
-        return least if self._worth(least, now) * MARGIN < self._worth(oldest, now) else oldest
+        if self._rival.lead <= 0 and oldest.key not in self._favours:
+            return oldest
+        return min([oldest, *self._look()], key=lambda block: (self._worth(block, now), block.used))
 
     def gone(self, block: Block, *, evicted: bool, now: int) -> None:
         self._favours.pop(block.key, None)
