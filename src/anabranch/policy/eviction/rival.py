@@ -10,9 +10,9 @@ RECENT = 4  # winnings beyond 1/4 of a pool are not saved up
 
 
 class LruRival:
-    """A list of the `slots` keys used last. `lead`: hits of the policy minus hits of LRU, plus a credit of slots / CREDIT
-    and of one hit per FORGIVEN insertions. Who departs from recency only while `lead` is positive spends winnings and
-    that credit, and no more, except for what its slots hold at the moment it turns back.
+    """A list of the `slots` keys used last. `lead`: hits of the policy minus hits of LRU, plus a credit of
+    slots / CREDIT and of one hit per FORGIVEN insertions. Who departs from recency only while `lead` is positive
+    spends winnings and that credit, and no more, except for what its slots hold at the moment it turns back.
 
     Children-first LRU keeps heads of prefixes where a plain list keeps tails; the numbers of blocks agree.
     """
