@@ -29,9 +29,9 @@ class CostAware:
     A block's class is (uses so far, depth by octaves); a use that ends, also by eviction and return within
     KEYS_REMEMBERED × `slots` keys, teaches that class at what age it comes back. Of the least recently used leaf and at
     most LOOKED_AT others, picked by a fixed sequence, the one of least worth goes; while hits are behind LRU's, the
-    least recently used. Up to RUN further blocks of the same prefix follow without another look, if they have the same
-    class and age. A soft pin of strength s multiplies worth by 1 + s and fades by half each time `slots` blocks have
-    come. `tag` is the class, `mark` the time of the last use."""
+    least recently used. Up to RUN further blocks of the same prefix follow without another look, if they have as many
+    uses and the same age. A soft pin of strength s multiplies worth by 1 + s and fades by half each time `slots` blocks
+    have come. `tag` is the class, `mark` the time of the last use."""
 
     def __init__(self, slots: int, context_blocks: float) -> None:
         if slots < 1 or context_blocks <= 0:
@@ -54,7 +54,7 @@ class CostAware:
 
     def inserted(self, block: Block, parent: Block | None, now: int) -> None:
         self._learn(now)
-        self._rival.missed(block.key)
+        self._rival.told(block.key, block.depth, hit=False)
         known = self._remembered.pop(block.key, None)
         uses = 0
         if known is not None:
@@ -64,7 +64,7 @@ class CostAware:
         self._begin(block, uses, now)
 
     def reused(self, block: Block, now: int) -> None:
-        self._rival.hit(block.key)
+        self._rival.told(block.key, block.depth, hit=True)
         self._reuse.reused(block.tag, now - block.mark)
         self._begin(block, block.tag // DEPTHS + 1, now)
 
@@ -78,8 +78,10 @@ class CostAware:
         self._recency.offer(block, now)
         self._places[block.key] = len(self._leaves)
         self._leaves.append(block)
-        if self._last == (block.tag, block.mark) and self._run > 0 and block.key not in self._favours:
-            self._next = block
+        if self._last is not None and self._run > 0 and block.key not in self._favours:
+            uses, since = self._last
+            if block.tag // DEPTHS == uses and abs(block.mark - since) <= RUN:
+                self._next = block
         self._last = None
 
     def withdraw(self, block: Block) -> None:
@@ -109,7 +111,7 @@ class CostAware:
         self._last = None
         if not evicted:
             return
-        self._last = block.tag, block.mark
+        self._last = block.tag // DEPTHS, block.mark
         self._remembered[block.key] = block.tag, block.mark
         if len(self._remembered) > KEYS_REMEMBERED * self._slots:
             self._remembered.popitem(last=False)

@@ -10,28 +10,37 @@ RECENT = 4  # winnings beyond 1/4 of a pool are not saved up
 
 
 class LruRival:
-    """A list of the `slots` keys used last. `lead`: hits of the policy minus hits of LRU, plus a credit of
-    slots / CREDIT and of one hit per FORGIVEN insertions. Who departs from recency only while `lead` is positive
-    spends winnings and that credit, and no more, except for what its slots hold at the moment it turns back.
+    """The `slots` keys used last. `lead`: hits of the policy minus hits of LRU, plus a credit of slots / CREDIT and of
+    one hit per FORGIVEN insertions. Who departs from recency only while `lead` is positive spends winnings and that
+    credit, and no more, except for what its slots hold at the moment it turns back.
 
-    Children-first LRU keeps heads of prefixes where a plain list keeps tails; the numbers of blocks agree.
-    """
+    Blocks are told in the order of their prefix; as in the pool, a prefix is used as a whole and its children are older
+    than its parents. Prefixes that are told interleaved are taken for several shorter ones."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._keys: OrderedDict[bytes, None] = OrderedDict()
+        self._path: list[bytes] = []
+        self._depth = -1
+        self._hits = 0
         self.lead = slots / CREDIT
 
-    def missed(self, key: bytes) -> None:
-        self.lead += 1 / FORGIVEN - self._touch(key)
+    def told(self, key: bytes, depth: int, *, hit: bool) -> None:
+        if depth <= self._depth:
+            self._settle()
+        self._path.append(key)
+        self._depth = depth
+        self._hits += hit
 
-    def hit(self, key: bytes) -> None:
-        self.lead = min(self.lead + 1 - self._touch(key), self._slots / RECENT)
-
-    def _touch(self, key: bytes) -> int:
-        known = key in self._keys
-        self._keys[key] = None
-        self._keys.move_to_end(key)
-        if len(self._keys) > self._slots:
+    def _settle(self) -> None:
+        """A prefix ended."""
+        known = sum(key in self._keys for key in self._path)
+        forgiven = (len(self._path) - self._hits) / FORGIVEN
+        self.lead = min(self.lead + self._hits - known + forgiven, self._slots / RECENT)
+        for key in reversed(self._path):
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        while len(self._keys) > self._slots:
             self._keys.popitem(last=False)
-        return int(known)
+        self._path = []
+        self._hits = 0
