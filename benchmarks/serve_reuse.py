@@ -37,7 +37,7 @@ from anabranch.serving.live.endpoint import Endpoint
 from anabranch.serving.live.replayer import Replayer
 from anabranch.serving.replay import TurnResult, plan_replay, summarize
 from anabranch.serving.served import Served
-from anabranch.traces.live.files import EXCERPT, read_trace
+from anabranch.traces.live.files import read_trace
 
 TURN_TOKENS = 50
 TARGETS = {"dram": 0.05, "peer": 0.10, "ssd": 0.15}
@@ -125,7 +125,7 @@ async def disaggregated(cluster: LocalCluster, runs: Runs, repeat: int) -> None:
 
 
 async def sessions(cluster: LocalCluster) -> dict[str, Any]:
-    requests, _ = read_trace(EXCERPT, lenient=False)
+    requests, _ = read_trace("", lenient=False)
     plan = plan_replay(requests, sessions=3, turns=6, context=8192, max_output=16, vocabulary=WORDS, seed=7)
     results: list[TurnResult] = []
     start = time.monotonic()
