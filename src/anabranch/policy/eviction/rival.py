@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-CREDIT = 8  # a policy may begin by losing 1/8 of a pool
+CREDIT = 8  # a policy may begin by losing 1/8 of a pool; with 1/32 it gave up too early on one trace
 FORGIVEN = 1000  # one lost hit is forgiven per so many insertions
 RECENT = 4  # winnings beyond 1/4 of a pool are not saved up
 
