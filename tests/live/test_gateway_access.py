@@ -85,7 +85,24 @@ def test_a_reachable_address_needs_keys(host: str, tmp_path: Path) -> None:
         load_keys(GatewayConfig(host=host))
     path = tmp_path / "keys.json"
     path.write_text(json.dumps(KEYS))
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        load_keys(GatewayConfig(host=host, api_keys_file=str(path)))
+    path.chmod(0o600)
     assert load_keys(GatewayConfig(host=host, api_keys_file=str(path))) == KEYS
+
+
+@pytest.mark.parametrize(("host", "open_house"), [("0.0.0.0", False), ("127.0.0.1", True)])
+def test_strangers_see_the_status_and_nothing_else(host: str, open_house: bool) -> None:
+    """Keyed: processes and figures are shown to everybody on loopback, else to those who have a key."""
+    config = GatewayConfig(host=host, port=0)  # what it was told to bind; the test itself listens on loopback
+    with FakeEngine("b") as engine, running_gateway([engine], keys=KEYS, config=config) as running:
+        for headers in ({}, {"Authorization": f"Bearer {next(iter(KEYS))}"}):
+            told = open_house or bool(headers)
+            ready = httpx.get(f"{running.url}/health/ready", headers=headers)
+            assert ready.status_code == 200
+            assert ("engines" in ready.json()) == told
+            assert httpx.get(f"{running.url}/metrics", headers=headers).status_code == (200 if told else 401)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
@@ -97,6 +114,7 @@ def test_loopback_needs_none(host: str) -> None:
 def test_a_bad_keys_file_is_named(content: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text(content)
+    path.chmod(0o600)
     with pytest.raises(ConfigError, match=r"keys\.json"):
         load_keys(GatewayConfig(api_keys_file=str(path)))
     with pytest.raises(ConfigError, match=r"nothing\.json"):

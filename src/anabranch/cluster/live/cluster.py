@@ -26,6 +26,7 @@ from anabranch.cluster.spec import ClusterSpec, ModelChoice
 from anabranch.core.config import refuse
 from anabranch.core.errors import ConfigError, MissingExtra, Unavailable
 from anabranch.core.live.process import resident_bytes
+from anabranch.serving.live.access import load_keys
 
 START_TIMEOUT_S = 180.0
 # (extra, module, whether a synthetic model needs it too)
@@ -74,6 +75,7 @@ class LocalCluster:
         refuse(contradictions(self._settings))
         require_extras(self._settings.model)
         gateway = self._settings.gateway
+        load_keys(gateway)
         if (problem := busy_port(gateway.host, gateway.port)) is not None:
             raise ConfigError(problem)
         self.folder.acquire()

@@ -56,8 +56,11 @@ def load_keys(config: GatewayConfig) -> dict[str, str]:
                 f"host = {config.host!r} is reachable from other machines; set api_keys_file, or bind to 127.0.0.1"
             )
         return {}
+    path = Path(config.api_keys_file)
     try:
-        keys = msgspec.json.decode(Path(config.api_keys_file).read_bytes(), type=dict[str, str])
+        if path.stat().st_mode & 0o077:
+            raise ConfigError(f"api_keys_file = {config.api_keys_file!r} is readable by others; run: chmod 600 {path}")
+        keys = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except OSError as error:
         raise ConfigError(f"api_keys_file = {config.api_keys_file!r} cannot be used: {error.strerror}") from error
     except msgspec.MsgspecError as error:

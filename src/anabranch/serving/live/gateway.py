@@ -28,7 +28,7 @@ from anabranch.serving.actions import Waits
 from anabranch.serving.answers import Voice
 from anabranch.serving.config import GatewayConfig
 from anabranch.serving.fleet import Fleet
-from anabranch.serving.live.access import Tenants
+from anabranch.serving.live.access import Tenants, is_loopback
 from anabranch.serving.live.dispatcher import Dispatcher
 from anabranch.serving.live.exchange import Exchange
 from anabranch.serving.live.metrics import GatewayMetrics
@@ -157,7 +157,9 @@ class Gateway:
         return json_response({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """200 while a decode-capable engine is connected and the gateway accepts requests; else 503 with reasons."""
+        """200 while a decode-capable engine is connected and the gateway accepts requests; else 503 with reasons.
+
+        A gateway that strangers can reach tells what is inside only to those who have a key."""
         reasons = []
         if self.draining:
             reasons.append("the gateway is shutting down")
@@ -173,10 +175,21 @@ class Gateway:
             }
             for state in self.dispatcher.fleet.engines.values()
         ]
-        body = {"status": "not ready" if reasons else "ready", "reasons": reasons, "engines": engines}
+        body: dict[str, object] = {"status": "not ready" if reasons else "ready"}
+        try:
+            self._insider(request)
+            body |= {"reasons": reasons, "engines": engines}
+        except RequestError:
+            log.debug("health asked without a key: status only")
         return json_response(body, 503 if reasons else 200)
 
+    def _insider(self, request: Request) -> None:
+        """Raises RequestError (401) for someone who may come from another machine and has no key."""
+        if not is_loopback(self.config.host):
+            self.tenants.authenticate(request.headers.get("authorization"))
+
     async def expose_metrics(self, request: Request) -> Response:
+        self._insider(request)
         waiting = self.dispatcher.admission.waiting
         running = len(self.dispatcher.calls) - waiting
         data = self.metrics.expose(self.dispatcher.fleet, waiting, running)
