@@ -205,7 +205,8 @@ def test_errors_are_openai_errors(bench: Bench) -> None:
 
 def test_models_and_tokenize(bench: Bench) -> None:
     assert [model.id for model in bench.client.models.list()] == ["tripwire"]
-    assert bench.client.models.retrieve("tripwire").id == "tripwire"
+    card = bench.client.models.retrieve("tripwire").model_dump()
+    assert (card["id"], card["max_model_len"], card["vocab_size"], card["block_tokens"]) == ("tripwire", 8192, 256, 16)
     with pytest.raises(openai.NotFoundError):
         bench.client.models.retrieve("gpt")
     answer = httpx.post(f"{bench.url}/tokenize", json={"text": "hé"}).json()

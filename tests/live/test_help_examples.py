@@ -85,7 +85,7 @@ def test_examples_that_need_a_server_run(shell: tuple[Path, dict[str, str]]) -> 
                 if "--trace" in line:
                     continue  # whoever has no trace file takes the line above
                 if name == "bench serve":
-                    line += " --token-range 1:255 --context 512"  # the tripwire engine's vocabulary is small
+                    line += " --context 512"
                 if name != "status":
                     line = line.replace(f"anabranch {name}", f"anabranch {name} --url {cluster.url}")
                 done = run(

@@ -157,7 +157,6 @@ def test_a_command_of_the_table_runs(reader: Reader, command: str) -> None:
         typed = "Hello\n"
     if words[1] == "bench":
         words += ["--url", reader.url, "--sessions", "2", "--turns", "2", "--context", "512", "--max-tokens", "2"]
-        words += ["--token-range", "0:256"]
     assert reader.type(shlex.join(words), typed)
 
 

@@ -27,6 +27,7 @@ from anabranch.traces.live.files import EXCERPT, read_trace
 from anabranch.traces.synth import PLAIN_TOKENS
 
 DEFAULT_CONTEXT = 4096
+DEFAULT_BLOCK_TOKENS = 16
 
 
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +41,10 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     context: int | None
     concurrency: int
     max_tokens: int
-    block_tokens: int
+    block_tokens: int | None
     think: float
     seed: int
-    token_range: tuple[int, int]
+    token_range: tuple[int, int] | None
     lenient: bool
 
 
@@ -66,6 +67,13 @@ def token_range(value: str) -> tuple[int, int]:
     if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
         raise click.BadParameter(f"{value!r} is not a range of token ids; write it like 1000:30000")
     return int(first), int(last)
+
+
+def plain_tokens(vocab_size: int | None) -> range:
+    """PLAIN_TOKENS where the vocabulary has them; of a small one, all but the first."""
+    if vocab_size is None or vocab_size >= PLAIN_TOKENS.stop:
+        return PLAIN_TOKENS
+    return range(1, vocab_size)
 
 
 @click.group()
@@ -92,7 +100,9 @@ def bench() -> None:
 @click.option("--context", type=click.IntRange(min=16), help="Scale sessions to this.  [default: the model's context]")
 @click.option("--concurrency", type=click.IntRange(min=1), default=2, show_default=True, help="Sessions at a time.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=32, show_default=True, help="Longest answer.")
-@click.option("--block-tokens", type=click.IntRange(min=1), default=16, show_default=True, help="The server's blocks.")
+@click.option(
+    "--block-tokens", type=click.IntRange(min=1), help="The server's blocks.  [default: what it says, else 16]"
+)
 @click.option(
     "--think", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Factor on recorded pauses."
 )
@@ -103,9 +113,7 @@ def bench() -> None:
     "--token-range",
     type=token_range,
     metavar="FIRST:LAST",
-    default=f"{PLAIN_TOKENS.start}:{PLAIN_TOKENS.stop}",
-    show_default=True,
-    help="Token ids to write prompts with.",
+    help=f"Token ids to write prompts with.  [default: {PLAIN_TOKENS.start}:{PLAIN_TOKENS.stop} if it has them]",
 )
 @click.option(
     "--json", "json_file", metavar="FILE", help="Write everything as JSON; - for stdout instead of the table."
@@ -160,6 +168,7 @@ class _Run:
         self._file = Path(json_file) if json_file and json_file != "-" else None
         self._part = self._file and self._file.with_name(self._file.name + ".part")
         self._model, self._context = "", 0
+        self._block_tokens, self._vocabulary = DEFAULT_BLOCK_TOKENS, PLAIN_TOKENS
         self._start_s = self._end_s = 0.0
 
     async def go(self) -> None:
@@ -172,6 +181,8 @@ class _Run:
             card = await endpoint.choose(options.model)
             self._model = card.name
             self._context = options.context or card.context_tokens or DEFAULT_CONTEXT
+            self._block_tokens = options.block_tokens or card.block_tokens or DEFAULT_BLOCK_TOKENS
+            self._vocabulary = range(*options.token_range) if options.token_range else plain_tokens(card.vocab_size)
             plan = self._plan()
             with _PartFile(self._part) as keep, _Bar(plan.turns) as advance:
 
@@ -188,7 +199,7 @@ class _Run:
                     card.name,
                     plan,
                     on_turn,
-                    block_tokens=options.block_tokens,
+                    block_tokens=self._block_tokens,
                     think_factor=options.think,
                 )
                 await replayer.run(options.concurrency)
@@ -204,7 +215,7 @@ class _Run:
             turns=options.turns,
             context=self._context,
             max_output=options.max_tokens,
-            vocabulary=range(*options.token_range),
+            vocabulary=self._vocabulary,
             seed=options.seed,
         )
 
@@ -217,7 +228,7 @@ class _Run:
             planned_turns=planned,
             options=self.options,
             machine={"system": platform.platform(), "cpus": str(os.cpu_count()), "python": platform.python_version()},
-            summary=summarize(self.results, self._end_s - self._start_s, self.options.block_tokens),
+            summary=summarize(self.results, self._end_s - self._start_s, self._block_tokens),
             turns=self.results,
         )
 

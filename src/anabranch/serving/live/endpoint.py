@@ -20,10 +20,12 @@ CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_cont
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """`context_tokens`: None if the server does not say."""
+    """Sizes are None if the server does not say; `vocab_size` and `block_tokens` only Anabranch does."""
 
     name: str
     context_tokens: int | None
+    vocab_size: int | None = None
+    block_tokens: int | None = None
 
 
 class Endpoint:
@@ -59,7 +61,10 @@ class Endpoint:
             cards = [item for item in response.json()["data"] if isinstance(item["id"], str)]
         except (ValueError, KeyError, TypeError) as error:
             raise Unavailable(f"{self.url} is not an OpenAI-compatible endpoint: it lists no models") from error
-        return [ModelCard(card["id"], _context(card)) for card in cards]
+        return [
+            ModelCard(card["id"], _size(card, *CONTEXT_FIELDS), _size(card, "vocab_size"), _size(card, "block_tokens"))
+            for card in cards
+        ]
 
     async def choose(self, name: str | None) -> ModelCard:
         """The model called `name`, or the first. Raises ConfigError naming those that there are."""
@@ -106,6 +111,6 @@ class Endpoint:
         return Unavailable(f"no endpoint answers at {self.url}; start one with `anabranch up`, or give its --url")
 
 
-def _context(card: Mapping[str, Any]) -> int | None:
-    found = (card.get(field) for field in CONTEXT_FIELDS)
+def _size(card: Mapping[str, Any], *fields: str) -> int | None:
+    found = (card.get(field) for field in fields)
     return next((value for value in found if isinstance(value, int) and value > 0), None)

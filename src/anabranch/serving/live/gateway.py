@@ -295,6 +295,8 @@ class Gateway:
             "created": self.model.created,
             "owned_by": "anabranch",
             "max_model_len": self._limits.context_tokens,
+            "vocab_size": self._limits.vocab,
+            "block_tokens": self.model.info.layout.block_tokens,
         }
 
     def _accept(self, hello: EngineHello) -> str:
