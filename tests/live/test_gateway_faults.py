@@ -83,6 +83,23 @@ def test_a_client_that_leaves_mid_stream_frees_the_engine() -> None:
         assert 'endpoint="/v1/completions",outcome="cancelled"} 1.0' in metrics
 
 
+def test_a_client_that_stops_reading_is_cut_off() -> None:
+    with engines("b") as (engine,), running_gateway([engine]) as running:
+        with raw_post(running.url, ask(stream=True, max_tokens=7000, n=16)):
+            assert engine.wait(lambda: bool(engine.requests(Submit)))
+            assert httpx.post(f"{running.url}/v1/completions", json=ask(), timeout=60.0).status_code == 200
+            slow = engine.requests(Submit)[0].request.request_id
+            assert engine.wait(lambda: any(cancel.request_id == slow for cancel in engine.requests(Cancel)), 60.0)
+            wait_until(lambda: not running.gateway.dispatcher.calls, "the gateway kept the call", 60.0)
+            wait_until(lambda: not running.server.server_state.tasks, "the gateway kept the exchange", 60.0)
+            wait_until(lambda: not running.server.server_state.connections, "the connection stayed open", 60.0)
+            wait_until(
+                lambda: 'outcome="slow_reader"} 1.0' in httpx.get(f"{running.url}/metrics").text, "it was not counted"
+            )
+        assert engine.busy() == 0
+        assert httpx.post(f"{running.url}/v1/completions", json=ask(), timeout=60.0).status_code == 200
+
+
 @pytest.mark.parametrize(
     "fields",
     [{}, {"n": 2}, {"presence_penalty": 0.5}, {"stream": False}],

@@ -1,7 +1,7 @@
 """One HTTP request's answer: its prompts' tokens in, JSON or server-sent events out.
 
-**Covers** assembling text, stop strings, disconnects, and errors before and after the first byte. **Does not cover**
-parsing (`serving.openai`) or engines (`live.dispatcher`).
+**Covers** assembling text, stop strings, disconnects, clients that do not read, and errors before and after the first
+byte. **Does not cover** parsing (`serving.openai`) or engines (`live.dispatcher`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ from anabranch.serving.live.metrics import GatewayMetrics
 
 # Beyond the request's own deadline: a client that stops reading is given up after this.
 SLOW_CLIENT_S = 30.0
+MAX_PENDING_EVENTS = 4096
+"""Token events a stream keeps for a client that does not read, beyond what its socket holds; with more it is cut off.
+Checked per engine step, so at most one step's events are kept on top."""
+HANG_UP = "anabranch.hang_up"
+"""Key in the ASGI scope's `state`: a function that drops the connection, with everything not sent yet."""
+SLOW_READER = "slow_reader"
 
 
 class Outcome:
@@ -67,6 +73,10 @@ class Exchange:
             self._texts += choice_texts(request.n, detokenizer, stops, stop_ids, first_index=len(self._texts))
         self._calls: dict[Call, int] = {}
         self._pending: deque[tuple[Call, list[TokenEvent]]] = deque()
+        self._pending_events = 0
+        self._blocked = False
+        self._hang_up: Callable[[], None] | None = None
+        self._outcome = Outcome()
         self._wake = asyncio.Event()
         self._left = len(prompts)
         self._error: AnabranchError | None = None
@@ -77,8 +87,13 @@ class Exchange:
     def tokens(self, call: Call, events: list[TokenEvent]) -> None:
         self._last = self._clock()
         self._first = self._first or self._last
+        if self._outcome.label == SLOW_READER:
+            return
         self._pending.append((call, events))
+        self._pending_events += len(events)
         self._wake.set()
+        if self._blocked and self._pending_events > MAX_PENDING_EVENTS:
+            self._cut_off()
 
     def ended(self, call: Call, error: AnabranchError | None) -> None:
         self._left -= 1
@@ -92,6 +107,8 @@ class Exchange:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcome: Outcome = scope["anabranch.outcome"]
         outcome.label = "failed"
+        self._outcome = outcome
+        self._hang_up = scope["state"][HANG_UP]
         watcher = asyncio.create_task(self._watch(receive, outcome))
         try:
             self._submit()
@@ -100,7 +117,7 @@ class Exchange:
                 if self._error is not None and not self._pending:
                     raise self._error
                 await (self._send_stream(send) if self._stream else self._send_whole(send))
-            if self._error is None and self._first and outcome.label != "cancelled":
+            if self._error is None and self._first and outcome.label == "failed":
                 outcome.label = "ok"
                 self._metrics.finished(
                     self._first - self._arrived, self._last - self._arrived, (text.tokens for text in self._texts)
@@ -123,7 +140,17 @@ class Exchange:
     async def _watch(self, receive: Receive, outcome: Outcome) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        outcome.label = "cancelled"
+        if outcome.label != SLOW_READER:
+            outcome.label = "cancelled"
+        self._abandon()
+
+    def _cut_off(self) -> None:
+        """Ends the connection too: the blocked send then returns, and the stream finds its calls ended."""
+        self._outcome.label = SLOW_READER
+        self._pending.clear()
+        self._pending_events = 0
+        if self._hang_up is not None:
+            self._hang_up()
         self._abandon()
 
     def _abandon(self) -> None:
@@ -144,7 +171,9 @@ class Exchange:
             if ended:
                 data.append(self._ending())
             if body := b"".join(data):
+                self._blocked = True
                 await send({"type": "http.response.body", "body": body, "more_body": True})
+                self._blocked = False
             if ended:
                 break
             data = []
@@ -179,6 +208,7 @@ class Exchange:
 
     def _drain(self) -> list[Piece]:
         pieces: list[Piece] = []
+        self._pending_events = 0
         while self._pending:
             call, events = self._pending.popleft()
             base = self._calls[call]

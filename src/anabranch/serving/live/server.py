@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from anabranch.blocks.key import Identity
 from anabranch.core.errors import ConfigError, ModelFileError
@@ -26,6 +27,7 @@ from anabranch.engine.runner import ModelInfo
 from anabranch.serving.config import GatewayConfig
 from anabranch.serving.live.access import Tenants, load_keys, load_secret
 from anabranch.serving.live.app import create_app
+from anabranch.serving.live.exchange import HANG_UP
 from anabranch.serving.live.gateway import Gateway, Senses, ServedModel
 from anabranch.serving.live.tokenizer import NumberedTokenizer, PreparedTokenizer, Tokenizer
 from anabranch.serving.openai import SamplingDefaults
@@ -115,6 +117,14 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class Connection(HttpToolsProtocol):
+    """Lets an answer drop its connection; to close one waits until the client has read what is on its way."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"][HANG_UP] = self.transport.abort
+
+
 class GatewayServer(uvicorn.Server):
     """uvicorn, but a first signal drains before the listener closes."""
 
@@ -122,7 +132,7 @@ class GatewayServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(gateway),
-                http="httptools",
+                http=Connection,
                 loop="asyncio",
                 lifespan="on",
                 ws="none",
