@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -271,11 +272,19 @@ def url_of(spec: ClusterSpec) -> str:
 
 
 def free_port(host: str) -> int:
-    """A port that is free now."""
+    """A port that is free now, below the range from which the system gives connections theirs: one of ours could get
+    it before the gateway has bound it. Raises Unavailable."""
     family, kind, protocol, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as sock:
-        sock.bind(where)
-        return int(sock.getsockname()[1])
+    for _ in range(200):
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket(family, kind, protocol) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((where[0], port, *where[2:]))
+            except OSError:
+                continue
+            return port
+    raise Unavailable(f"no free port on {host}; name one with --port")
 
 
 def tripwire_settings(folder: Path, *, prefill: int = 1, decode: int = 1, both: int = 0, **gateway: int) -> Settings:
