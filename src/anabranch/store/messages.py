@@ -2,6 +2,7 @@
 
     engine port ↔ node       Attach … the mirror of `engine.kv_port`, over a UNIX socket
     node ↔ directory         Join, Announce, Heartbeat, Lookup / Resync, Holders
+    client → directory       Where / Places
     anyone → node, directory StatRequest → Stat
 
 Node ↔ node messages carry bulk bytes and live in `transfer.messages`.
@@ -230,6 +231,15 @@ class Lookup(Message, frozen=True, kw_only=True):
     layout: bytes
 
 
+class Where(Message, frozen=True, kw_only=True):
+    """Who holds these values? `names`: 32 bytes each, end to end. Answered on any connection, joined or not.
+    `run`: only up to the first that nobody holds."""
+
+    op: int
+    names: bytes
+    run: bool = False
+
+
 # --- directory → node -------------------------------------------------------------------------------------------
 
 
@@ -253,5 +263,16 @@ class Holders(Message, frozen=True, kw_only=True):
     complete: bool = True
 
 
-NodeToDirectory = Join | Announce | Heartbeat | Lookup | StatRequest
-DirectoryToNode = Resync | Holders | Stat
+class Places(Message, frozen=True, kw_only=True):
+    """Answer to Where. `places`: [names][4] little-endian uint16, 0 nothing, else 1 + (member << 3 | tier bits) with
+    the bits dram 1, ssd 2, backing 4; `members`: the ones that occur: number → (node_id, address). `unknown`: some
+    node has not finished announcing, so absence proves nothing."""
+
+    op: int
+    places: bytes
+    members: dict[int, tuple[str, str]] = {}
+    unknown: bool = False
+
+
+NodeToDirectory = Join | Announce | Heartbeat | Lookup | Where | StatRequest
+DirectoryToNode = Resync | Holders | Places | Stat

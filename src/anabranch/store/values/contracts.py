@@ -1,0 +1,162 @@
+"""What the parts of a store node promise each other. Implementations (`live/`, fakes) pass one suite each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from anabranch.store.values.outcome import Outcome
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a node's arena has a value: bytes `offset` … `offset + size`."""
+
+    offset: int
+    size: int
+    generation: int
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Everything about a value but its bytes; what a disk keeps beside it."""
+
+    name: bytes
+    scope: bytes
+    size: int
+    sums: tuple[int, ...]
+    parent: bytes = b""
+
+
+class SharedIndex(Protocol):
+    """Name → Place in shared memory: one writer process, any number of readers that take no lock and make no call.
+    A reader copies bytes, then asks `still`: only if that is true were they the value's."""
+
+    def put(self, name: bytes, scope: bytes, place: Place) -> bool:
+        """False: the index is full (the value can still be had through the node)."""
+        ...
+
+    def discard(self, name: bytes) -> None: ...
+    def find(self, name: bytes, scope: bytes) -> Place | None: ...
+    def find_many(self, names: bytes, scope: bytes) -> list[Place | None]: ...
+    def present(self, names: bytes, scope: bytes) -> bytes:
+        """One byte a name, 1 = there."""
+        ...
+
+    def still(self, name: bytes, place: Place) -> bool: ...
+
+
+class KeyTable(Protocol):
+    """The directory's table: name → up to four (member, tiers). Members are small integers that the owner hands out.
+    At most 100 bytes a name at 10 million names; no operation takes longer than some milliseconds (it grows in
+    parts)."""
+
+    def add(self, member: int, tier: int, names: bytes) -> None: ...
+    def discard(self, member: int, tier: int, names: bytes) -> None: ...
+    def places(self, names: bytes) -> bytes:
+        """[names][4] native uint16: 0 nothing, else 1 + (member << 3 | tier bits)."""
+        ...
+
+    def sweep(self, dead: Iterable[int], at: int, count: int) -> int:
+        """Forget the members `dead` in `count` entries from position `at`; returns the next position, 0 at the end."""
+        ...
+
+    def forget(self, member: int) -> None:
+        """All at once; for tests and small tables."""
+        ...
+
+    def __len__(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+
+class DiskTier(Protocol):
+    """The SSD tier: a log of large segments under one folder. Calls block; a node makes them on its disk threads. All
+    methods are thread-safe. `present` and `records` are answered from memory."""
+
+    def append(self, batch: Sequence[tuple[Record, memoryview]], *, durable: bool) -> list[Outcome]:
+        """Write values, in as few writes as possible: OK, PRESENT, FULL (after one forced eviction and one retry:
+        writes pause, `state` says so) or STALE (scope invalidated meanwhile). `durable`: they survive a crash of the
+        machine once this returns. Evicts whole segments, least useful first, to stay within its bytes."""
+        ...
+
+    def read(self, names: Sequence[bytes], into: Sequence[memoryview]) -> list[Outcome]:
+        """Fill buffers (each exactly of its value's size), neighbours in one read, every slice checked. A damaged one
+        is forgotten: DAMAGED."""
+        ...
+
+    def record(self, name: bytes) -> Record | None: ...
+    def present(self, names: bytes) -> bytes: ...
+    def remove(self, names: Sequence[bytes]) -> list[Outcome]: ...
+    def invalidate(self, scopes: Sequence[bytes]) -> int:
+        """Forget all values of these scopes, for good (also after a crash and restart); how many went."""
+        ...
+
+    def names(self) -> Iterable[bytes]: ...
+    def take_evicted(self) -> list[bytes]:
+        """Names that left since the last call without `remove`."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """ "" or why it does not take writes."""
+        ...
+
+    @property
+    def used_bytes(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class BackingTier(Protocol):
+    """A tier that all nodes share: a folder on any file system, or an object store. Values are packed into large
+    objects with an index each. Calls block."""
+
+    def store(self, batch: Sequence[tuple[Record, memoryview]]) -> list[Outcome]: ...
+    def load(self, names: Sequence[bytes], into: Sequence[memoryview]) -> list[Outcome]: ...
+    def record(self, name: bytes) -> Record | None: ...
+    def present(self, names: bytes) -> bytes: ...
+    def refresh(self) -> int:
+        """Learn of objects that others wrote; how many were new."""
+        ...
+
+    def remove(self, names: Sequence[bytes]) -> list[Outcome]: ...
+    def invalidate(self, scopes: Sequence[bytes]) -> int: ...
+    def close(self) -> None: ...
+
+
+class Cipher(Protocol):
+    """Per-tenant encryption of what leaves DRAM (`store.values.live.encryption`)."""
+
+    def seal(self, record: Record, data: memoryview) -> bytes | memoryview: ...
+    def open(self, record: Record, data: memoryview) -> bytes | memoryview:
+        """Raises IntegrityError; StaleLease if the scope's key is gone."""
+        ...
+
+    def overhead(self, scope: bytes) -> int:
+        """Bytes that a sealed value is longer; 0 for a scope that is not encrypted."""
+        ...
+
+
+class StoreClient(Protocol):
+    """`anabranch.Client`. Keys are str or bytes (1 to 1,024 bytes), values any object with the buffer protocol (bytes,
+    memoryview, numpy, torch CPU tensors via numpy()), one buffer or a sequence of parts that are laid end to end.
+    Every call has a deadline (`timeout_s` of the client); batches answer per item. Raises InvalidInput for what no
+    store could do, Unavailable if no node of the store can be reached. `AsyncClient` has the same calls as
+    coroutines."""
+
+    # put(key, value, *, replicas=0, durable=False, parent=None) -> Outcome
+    # put_many(keys, values, *, replicas=0, durable=False, chain=False, parent=None) -> list[Outcome]
+    # get(key) -> bytes | None                        None: missing, for whatever reason (`last outcome`: get_many_into)
+    # get_into(key, buffer) -> Got                    Got(outcome, size, tier)
+    # get_many_into(keys, buffers) -> list[Got]
+    # acquire(keys) -> Views                          context manager; views[i]: read-only memoryview or None; zero
+    #     copy on this host
+    # exists_many(keys) -> list[bool | None]          None: unknown
+    # longest_prefix(keys) -> int
+    # remove(keys) -> list[Outcome]
+    # invalidate(*, epoch=None, tenant=None) -> dict[str, int]    raises Unavailable naming the place that could not
+    #     confirm
+    # pin(keys, seconds) -> list[Outcome];  unpin(keys)
+    # prefetch(keys) -> list[Outcome]
+    # stat() -> StoreStat
+    # close()
