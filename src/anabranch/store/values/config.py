@@ -52,3 +52,18 @@ class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls_cert: Annotated[str, Meta(description="This process's certificate chain, PEM.")] = ""
     tls_key: Annotated[str, Meta(description="Its private key, PEM, mode 0600.")] = ""
     tls_ca: Annotated[str, Meta(description="Who signs the other side's certificate, PEM.")] = ""
+
+
+class LinkConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The host's links: which NICs there are, how fast each is used, and whether packets carry their traffic class."""
+
+    topology: Annotated[
+        str, Meta(description="TOML file that lists the host's NICs; empty = one, chosen by the kernel.")
+    ] = ""
+    rate_bytes: Annotated[
+        int, Meta(ge=0, description="Bytes a second that are sent over each NIC at most; 0 = as fast as it goes.")
+    ] = 0
+    marks: Annotated[
+        bool,
+        Meta(description="Mark packets with their traffic class (SO_PRIORITY and DSCP), for NIC and switch queues."),
+    ] = False
