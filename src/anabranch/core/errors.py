@@ -5,7 +5,8 @@
     │   ├── ConfigError             a setting is unknown, contradictory or impossible
     │   ├── RequestError            a client's request is wrong (carries an HTTP status)
     │   ├── ModelFileError          a model directory or file cannot be used
-    │   └── MissingExtra            an optional dependency is not installed
+    │   ├── MissingExtra            an optional dependency is not installed
+    │   └── AccessDenied            the caller's secret or certificate does not open this
     ├── Retryable               the same call may succeed later
     │   ├── Overloaded              a queue or a pool is full (carries retry_after_s)
     │   ├── Unavailable             a peer process is gone or not ready
@@ -64,6 +65,10 @@ class MissingExtra(InvalidInput):
     def __init__(self, extra: str, module: str) -> None:
         super().__init__(f"{module} is not installed; install it with: pip install 'anabranch[{extra}]'")
         self.extra = extra
+
+
+class AccessDenied(InvalidInput):
+    code = "denied"
 
 
 class Retryable(AnabranchError):
