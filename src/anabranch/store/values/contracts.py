@@ -47,18 +47,30 @@ class SharedIndex(Protocol):
 
 
 class KeyTable(Protocol):
-    """The directory's table: name → up to four (member, tiers). Members are small integers that the owner hands out.
-    At most 100 bytes a name at 10 million names; no operation takes longer than some milliseconds (it grows in
-    parts)."""
+    """The directory's table: name → up to four (member, tiers). Members are small integers (0 … 8190) that the owner
+    hands out; `tier` is the tier's bit (dram 1, ssd 2, backing 4), or several. At most 100 bytes a name at 10 million
+    names; no operation takes longer than some milliseconds (it grows in parts)."""
 
-    def add(self, member: int, tier: int, names: bytes) -> None: ...
-    def discard(self, member: int, tier: int, names: bytes) -> None: ...
+    def add(self, member: int, tier: int, names: bytes) -> int:
+        """Returns how many of the names this member did not hold in any tier before (a fifth holder is not kept)."""
+        ...
+
+    def discard(self, member: int, tier: int, names: bytes) -> int:
+        """Returns how many of the names this member now holds in no tier any more."""
+        ...
+
     def places(self, names: bytes) -> bytes:
         """[names][4] native uint16: 0 nothing, else 1 + (member << 3 | tier bits)."""
         ...
 
+    def held(self, members: Iterable[int], at: int, count: int) -> tuple[bytes, int]:
+        """Of `count` entries from position `at` on: the names that one of `members` holds; and the next position, 0 at
+        the end. Entries added or removed meanwhile may be missed or seen twice."""
+        ...
+
     def sweep(self, dead: Iterable[int], at: int, count: int) -> int:
-        """Forget the members `dead` in `count` entries from position `at`; returns the next position, 0 at the end."""
+        """Forget the members `dead` in `count` entries from position `at`; returns the next position, 0 at the end.
+        Positions are those of `held`, and a sweep moves no entry that `held` has yet to see."""
         ...
 
     def forget(self, member: int) -> None:
