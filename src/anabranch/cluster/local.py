@@ -14,6 +14,7 @@ import msgspec
 
 from anabranch.cluster.settings import Settings
 from anabranch.cluster.spec import ClusterSpec, Member, ModelChoice
+from anabranch.core.config import SWITCHES
 from anabranch.core.errors import ConfigError
 from anabranch.engine.config import EngineConfig, Role
 
@@ -111,7 +112,7 @@ def is_synthetic(model: ModelChoice) -> bool:
 def child_environment(inherited: dict[str, str]) -> dict[str, str]:
     """What every child gets: idle OpenMP threads sleep instead of spinning, output is not buffered, malloc keeps few
     arenas. What the user set stays; ANABRANCH_* settings do not reach children, who read the spec."""
-    own = {key: value for key, value in inherited.items() if not key.startswith("ANABRANCH_")}
+    own = {key: value for key, value in inherited.items() if not key.startswith("ANABRANCH_") or key in SWITCHES}
     return {
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "0",

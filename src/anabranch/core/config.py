@@ -20,6 +20,8 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.fields import convert, expected, field_of, kind_of, mask, quoted, show
 
 ENV_PREFIX = "ANABRANCH_"
+SWITCHES = frozenset({"ANABRANCH_NATIVE"})
+"""Variables that are read where they act (`core.live.native_build`) and are no settings."""
 DEFAULT_ORIGIN = "default"
 Sections = Mapping[str, type[msgspec.Struct]]
 
@@ -101,7 +103,7 @@ def environment_entries(sections: Sections, variables: Mapping[str, str]) -> tup
     known = {environment_name(name, key): (name, key) for name, struct in sections.items() for key in _names(struct)}
     entries, problems = [], []
     for variable in sorted(variables):
-        if not variable.startswith(ENV_PREFIX):
+        if not variable.startswith(ENV_PREFIX) or variable in SWITCHES:
             continue
         if variable not in known:
             problems.append(f"unknown environment variable {variable}{_nearest(variable, known)}")

@@ -16,7 +16,8 @@ import torch
 
 from anabranch.blocks.layout import Dtype
 from anabranch.core.errors import ConfigError
-from anabranch.engine.live.model import native_build, native_layers
+from anabranch.core.live import native_build
+from anabranch.engine.live.model import native_layers
 from anabranch.engine.live.model.step import Layers, build_step
 from anabranch.engine.live.model.torch_layers import TorchLayers
 from anabranch.engine.live.model.weight_file import TensorFile
@@ -88,7 +89,7 @@ class TorchRunner:
         if kernels == "torch":
             return TorchLayers(self._shape, weights, self._pages)
         problem = native_layers.refusal(self._shape)
-        library = problem or native_build.load(prepared.parent)
+        library = problem or native_build.load(native_layers.PACKAGE, native_layers.SOURCES, prepared.parent)
         if not isinstance(library, str):
             # The kernels have their own threads; those of torch would only spin against them between two steps.
             torch.set_num_threads(1)

@@ -18,6 +18,7 @@ from anabranch.engine.live.model.weight_file import PANEL, Array, TensorFile
 from anabranch.engine.live.model_files import ModelShape
 from anabranch.engine.runner import LayerGate
 
+PACKAGE, SOURCES = "anabranch.engine.live.model", ("kernels.c", "pool.h")
 MAX_HEAD, MAX_GROUP = 256, 96
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _I, _F, _P = ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
