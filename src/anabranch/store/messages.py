@@ -2,7 +2,8 @@
 
     engine port ↔ node       Attach … the mirror of `engine.kv_port`, over a UNIX socket
     node ↔ directory         Join, Announce, Heartbeat, Lookup / Resync, Holders
-    client → directory       Where / Places
+    client → directory       Where, ListNodes / Places, NodeList
+    directory → node         Repair
     anyone → node, directory StatRequest → Stat
 
 Node ↔ node messages carry bulk bytes and live in `transfer.messages`.
@@ -198,29 +199,40 @@ NodeToPort = (
 
 class Join(Message, frozen=True, kw_only=True):
     """First message of a node. `epoch` names this life of the node; what an older epoch announced is forgotten.
-    `address` is where peers fetch from, `layout` the digest of what it holds."""
+    `address` is where peers fetch from, `layout` the digest of what it holds (empty: values). `replicas`: on how many
+    nodes each of its values shall be, where an Announce says nothing else."""
 
     node_id: str
     epoch: int
     address: str
     layout: bytes
+    replicas: int = 1
 
 
 class Announce(Message, frozen=True, kw_only=True):
     """Changes since the previous `seq`. `reset`: forget everything of this node first. `last`: False while a reset is
-    spread over several messages: until then the directory does not vouch for this node."""
+    spread over several messages: until then the directory does not vouch for this node. What is removed counts before
+    what is added. `added_names`, `removed_names`: the same, names of 32 bytes end to end. `wanted`: replica count →
+    those of the added names that want another number of replicas than the node's other values."""
 
     seq: int
     added: dict[str, list[bytes]] = {}
     removed: dict[str, list[bytes]] = {}
     reset: bool = False
     last: bool = True
+    added_names: dict[str, bytes] = {}
+    removed_names: dict[str, bytes] = {}
+    wanted: dict[int, bytes] = {}
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """`seq` of the last Announce: a difference shows a lost one even when nothing changes any more."""
+    """`seq` of the last Announce: a difference shows a lost one even when nothing changes any more. `free_bytes`,
+    `total_bytes`: of the node's memory for values. `accepts` False: it takes no new values (it drains, or is broken)."""
 
     seq: int
+    free_bytes: int = 0
+    total_bytes: int = 0
+    accepts: bool = True
 
 
 class Lookup(Message, frozen=True, kw_only=True):
@@ -238,6 +250,12 @@ class Where(Message, frozen=True, kw_only=True):
     op: int
     names: bytes
     run: bool = False
+
+
+class ListNodes(Message, frozen=True, kw_only=True):
+    """Which nodes are there, and how full are they? Answered on any connection."""
+
+    op: int
 
 
 # --- directory → node -------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class KeyTable(Protocol):
         ...
 
     def places(self, names: bytes) -> bytes:
-        """[names][4] native uint16: 0 nothing, else 1 + (member << 3 | tier bits)."""
+        """[names][4] native uint16: 0 nothing, else 1 + (member << 3 | tier bits); a name's zeros come last."""
         ...
 
     def held(self, members: Iterable[int], at: int, count: int) -> tuple[bytes, int]:
