@@ -283,8 +283,9 @@ class Holders(Message, frozen=True, kw_only=True):
 
 class Places(Message, frozen=True, kw_only=True):
     """Answer to Where. `places`: [names][4] little-endian uint16, 0 nothing, else 1 + (member << 3 | tier bits) with
-    the bits dram 1, ssd 2, backing 4; `members`: the ones that occur: number → (node_id, address). `unknown`: some
-    node has not finished announcing, so absence proves nothing."""
+    the bits dram 1, ssd 2, backing 4; a name's zeros come last; with `run` only as many names as come before the first
+    that nobody holds. `members`: number → (node_id, address), at least those that occur. `unknown`: some node has not
+    finished announcing, so absence proves nothing."""
 
     op: int
     places: bytes
@@ -292,5 +293,34 @@ class Places(Message, frozen=True, kw_only=True):
     unknown: bool = False
 
 
-NodeToDirectory = Join | Announce | Heartbeat | Lookup | Where | StatRequest
-DirectoryToNode = Resync | Holders | Places | Stat
+class Repair(Message, frozen=True, kw_only=True):
+    """A node was lost. The receiver holds these values (at most REPAIR_NAMES) and should have node `target` at
+    `address` store a copy of each; a hint, without answer. What it does not hold any more it skips."""
+
+    names: bytes
+    target: str
+    address: str
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    """A node as its last heartbeat described it."""
+
+    node_id: str
+    address: str
+    layout: bytes
+    free_bytes: int
+    total_bytes: int
+    accepts: bool
+
+
+class NodeList(Message, frozen=True, kw_only=True):
+    """Answer to ListNodes: every node that is listened to. `unknown` as in Places."""
+
+    op: int
+    nodes: list[NodeRow]
+    unknown: bool = False
+
+
+REPAIR_NAMES = 1000
+NodeToDirectory = Join | Announce | Heartbeat | Lookup | Where | ListNodes | StatRequest
+DirectoryToNode = Resync | Holders | Places | Repair | NodeList | Stat
