@@ -1,0 +1,260 @@
+"""One connection to a node: frames and raw bytes over a blocking socket, used by one thread at a time.
+
+Waits end in the kernel (SO_RCVTIMEO, SO_SNDTIMEO): no poll before each call, and MSG_WAITALL fills a slice in one call.
+Raises Unavailable when the peer is gone, DeadlineExceeded when it stays silent for the lane's patience or the deadline
+of the call passes, WireError on a malformed frame. After any of them, or any other exception in the middle of an
+exchange, the lane is out of step and must be closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from anabranch.core.errors import DeadlineExceeded, Unavailable, WireError
+from anabranch.core.live.link import connect
+from anabranch.core.messages import Message
+from anabranch.core.wire import HEADER, MAX_FRAME_BYTES, encode
+from anabranch.store.values.messages import NodeToClient
+
+BUFFER_BYTES = 4 << 20
+READ_AHEAD = 16 << 10
+"""Bytes of a frame and of what follows it that one receive takes; what is not the frame's is copied once more."""
+MAX_VECTORS = 512  # below IOV_MAX (1024)
+_TIMEVAL = struct.Struct("ll")
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(NodeToClient)
+
+
+class Lane:
+    """`deadline` (monotonic) and `patience_s` bound every wait."""
+
+    def __init__(self, sock: socket.socket, address: str) -> None:
+        self.address = address
+        self.deadline = float("inf")
+        self._sock = sock
+        self._timeout_s = -1.0
+        self._buffer = bytearray(READ_AHEAD)
+        self._view = memoryview(self._buffer)
+        self._start = self._end = 0
+        self._dead = False
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+        self.until(time.monotonic() + 5.0)
+
+    @classmethod
+    def dial(cls, address: str, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> Lane:
+        """Raises Unavailable."""
+        sock = connect(address, timeout_s=timeout_s)
+        if tls is None or sock.family == socket.AF_UNIX:
+            return cls(sock, address)
+        sock.settimeout(timeout_s)
+        try:
+            return TlsLane(tls.wrap_socket(sock, server_hostname=address.rpartition(":")[0].strip("[]")), address)
+        except (OSError, ssl.SSLError) as error:
+            sock.close()
+            raise Unavailable(f"no TLS connection to {address}: {error}") from error
+
+    def until(self, deadline: float, patience_s: float = float("inf")) -> None:
+        """Every wait from now on ends at `deadline`, and each single one after `patience_s`."""
+        self.deadline = deadline
+        wait = min(max(deadline - time.monotonic(), 0.001), patience_s, 86_400.0)
+        # A call to the kernel costs as much as a small exchange: the one in force will do unless it is much off.
+        if not 0.8 * self._timeout_s <= wait <= 1.05 * self._timeout_s:
+            self._set_timeout(wait)
+            self._timeout_s = wait
+
+    @property
+    def quiet(self) -> bool:
+        """Open, and nothing has arrived that nobody asked for."""
+        if self._dead or self._start != self._end:
+            return False
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return not poll.poll(0)
+
+    def shut(self) -> None:
+        """Make every wait, now or later, end at once. Any thread may call it."""
+        self._dead = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._dead = True
+        self._sock.close()
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    def send(self, *messages: Message, payload: Sequence[memoryview] = ()) -> None:
+        """Frames, then raw bytes, in one call where the kernel takes it."""
+        frames = encode(messages[0]) if len(messages) == 1 else b"".join([encode(message) for message in messages])
+        if payload:
+            self.send_views([memoryview(frames), *payload])
+        else:
+            self.send_views([memoryview(frames)])
+
+    def send_views(self, views: Sequence[memoryview]) -> None:
+        at, offset = 0, 0
+        while at < len(views):
+            batch = list(views[at : at + MAX_VECTORS])
+            if offset:
+                batch[0] = batch[0][offset:]
+            try:
+                sent = self._send_some(batch)
+            except BlockingIOError as error:
+                raise self._silence() from error
+            except OSError as error:
+                raise Unavailable(f"{self.address} is gone: {error}") from error
+            at, offset = advance(views, at, offset, sent)
+            if at < len(views):
+                self._check_deadline()
+
+    # --- receiving ------------------------------------------------------------------------------------------------
+
+    def receive(self) -> Any:
+        """The next message."""
+        while self._end - self._start < HEADER.size:
+            self._fill(HEADER.size)
+        (length,) = HEADER.unpack_from(self._buffer, self._start)
+        if length > MAX_FRAME_BYTES:
+            raise WireError(f"frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
+        whole = HEADER.size + int(length)
+        while self._end - self._start < whole:
+            self._fill(whole)
+        start = self._start
+        self._start += whole
+        try:
+            return _decoder.decode(self._view[start + HEADER.size : start + whole])
+        except msgspec.MsgspecError as error:
+            raise WireError(f"malformed message from {self.address}: {error}") from error
+
+    def receive_into(self, views: Sequence[memoryview]) -> None:
+        """Fill all views, in order."""
+        at, offset = self._drain(views)
+        self._receive_rest(views, at, offset)
+
+    def receive_counted(self, views: Sequence[memoryview], size: int) -> bool:
+        """Fill the views (`size` bytes) from an answer that starts with its length. False: the length is 0, nothing
+        follows, and what later answers sent meanwhile may be lost: close the lane. Raises WireError for any other
+        length."""
+        head = memoryview(bytearray(8))
+        whole = [head, *views]
+        at, offset = self._drain(whole)
+        while at == 0:
+            # Not MSG_WAITALL: nothing follows a length of 0.
+            got = self._receive_once(whole, 0, offset, 0)
+            at, offset = advance(whole, 0, offset, got)
+        length = int.from_bytes(head, "little")
+        if length == 0:
+            return size == 0
+        if length != size:
+            raise WireError(f"{self.address} sent a slice of {length} bytes instead of {size}")
+        self._receive_rest(whole, at, offset)
+        return True
+
+    def receive_bytes(self, view: memoryview) -> None:
+        self.receive_into([view])
+
+    def _drain(self, views: Sequence[memoryview]) -> tuple[int, int]:
+        """Give out what was read ahead: (index of the view, offset in it) where it ended."""
+        at, offset = 0, 0
+        while at < len(views) and (self._start < self._end or offset >= views[at].nbytes):
+            count = min(views[at].nbytes - offset, self._end - self._start)
+            views[at][offset : offset + count] = self._view[self._start : self._start + count]
+            self._start += count
+            at, offset = advance(views, at, offset, count)
+        return at, offset
+
+    def _receive_rest(self, views: Sequence[memoryview], at: int, offset: int) -> None:
+        while at < len(views):
+            got = self._receive_once(views, at, offset, socket.MSG_WAITALL)
+            at, offset = advance(views, at, offset, got)
+            if at < len(views):
+                self._check_deadline()
+
+    def _receive_once(self, views: Sequence[memoryview], at: int, offset: int, flags: int) -> int:
+        batch = list(views[at : at + MAX_VECTORS])
+        if offset:
+            batch[0] = batch[0][offset:]
+        try:
+            got = self._receive_some(batch, flags)
+        except BlockingIOError as error:
+            raise self._silence() from error
+        except OSError as error:
+            raise Unavailable(f"{self.address} is gone: {error}") from error
+        if not got:
+            raise Unavailable(f"{self.address} closed the connection")
+        return got
+
+    def _fill(self, wanted: int) -> None:
+        """Read ahead so that the buffer may hold `wanted` bytes of one frame."""
+        if self._start:
+            left = self._end - self._start
+            self._buffer[:left] = bytes(self._view[self._start : self._end])
+            self._start, self._end = 0, left
+        if wanted > len(self._buffer):
+            grown = bytearray(wanted + READ_AHEAD)
+            grown[: self._end] = self._view[: self._end]
+            self._buffer, self._view = grown, memoryview(grown)
+        self._end += self._receive_once([self._view[self._end :]], 0, 0, 0)
+        self._check_deadline()
+
+    def _check_deadline(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise DeadlineExceeded(f"{self.address} did not finish before the deadline")
+
+    def _silence(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"{self.address} was silent for {self._timeout_s:.1f} s")
+
+    # --- what a socket with TLS does otherwise --------------------------------------------------------------------
+
+    def _set_timeout(self, wait: float) -> None:
+        value = _TIMEVAL.pack(int(wait), int(wait % 1 * 1e6))
+        try:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        except OSError as error:
+            raise Unavailable(f"{self.address} is gone: {error}") from error
+
+    def _send_some(self, views: list[memoryview]) -> int:
+        return self._sock.sendmsg(views, [], socket.MSG_NOSIGNAL)
+
+    def _receive_some(self, views: list[memoryview], flags: int) -> int:
+        if len(views) == 1:
+            return self._sock.recv_into(views[0], 0, flags)
+        return self._sock.recvmsg_into(views, 0, flags)[0]
+
+
+class TlsLane(Lane):
+    """The same over TLS: no scatter and gather, and waits are Python's."""
+
+    def _set_timeout(self, wait: float) -> None:
+        self._sock.settimeout(wait)
+
+    def _send_some(self, views: list[memoryview]) -> int:
+        try:
+            return self._sock.send(views[0])
+        except TimeoutError as error:
+            raise BlockingIOError from error
+
+    def _receive_some(self, views: list[memoryview], flags: int) -> int:
+        try:
+            return self._sock.recv_into(next(view for view in views if view.nbytes))
+        except TimeoutError as error:
+            raise BlockingIOError from error
+
+
+def advance(views: Sequence[memoryview], at: int, offset: int, count: int) -> tuple[int, int]:
+    """Where `count` bytes further is: (index of the view, offset in it). Empty views are passed over."""
+    count += offset
+    while at < len(views) and count >= views[at].nbytes:
+        count -= views[at].nbytes
+        at += 1
+    return at, count
