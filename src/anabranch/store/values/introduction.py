@@ -18,7 +18,7 @@ def hello(credentials: Credentials, greeting: Greeting, session: bytes, nonce: b
         raise WireError(f"node {greeting.node_id} speaks protocol {greeting.protocol}, this client {PROTOCOL}")
     if credentials.secret and not greeting.authenticate:
         raise AccessDenied(
-            f"node {greeting.node_id} asks for no secret, this client has one: set security.secret_file on both or neither"
+            f"node {greeting.node_id} asks for no secret, this client has one: set security.secret_file there too"
         )
     who = (credentials.tenant, credentials.namespace, credentials.epoch)
     proof = hello_proof(credentials.secret, greeting.nonce, nonce, session, *who) if credentials.secret else b""

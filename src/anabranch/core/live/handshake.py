@@ -1,0 +1,205 @@
+"""Proving who calls on a fresh, blocking socket, before a `Link` takes it over. Both sides.
+
+**Covers** links to the directory. **Does not cover** lanes to nodes: their messages carry the proof themselves
+(`store.values.introduction`).
+
+    client   link_socket = client_handshake(connect(address), credentials)
+    server   Listener(address, Gate(access, on_caller))
+
+An open server (no secret, no TLS) sends nothing and trusts everybody, so processes without settings need none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from anabranch.core.authentication import (
+    NONCE_BYTES,
+    Access,
+    Caller,
+    Credentials,
+    Denial,
+    answer,
+    confirms,
+    hello_proof,
+)
+from anabranch.core.errors import AccessDenied, AnabranchError, Unavailable, WireError
+from anabranch.core.handshake import Accepted, Challenge, Introduction, Rejected
+from anabranch.core.live.tls import Tls, TlsSocket, certificate_name
+from anabranch.core.wire import HEADER, encode
+
+TIMEOUT_S = 5.0
+MAX_FRAME_BYTES = 4096
+MAX_WAITING = 64
+"""Callers that may be in the middle of proving themselves; more are disconnected."""
+log = logging.getLogger(__name__)
+M = TypeVar("M")
+
+
+def client_handshake(sock: socket.socket, credentials: Credentials, *, timeout_s: float = TIMEOUT_S) -> None:
+    """Prove that we have the secret, and that the server has it. Nothing is sent if there is none (and no TLS).
+
+    Raises AccessDenied, or Unavailable if the server closes or stays silent. The socket is closed on any error.
+    """
+    if not credentials.secret and not isinstance(sock, TlsSocket):
+        return
+    with _bounded(sock, timeout_s, "the server asks for no proof: it has no security.secret_file, or is too busy"):
+        challenge = _receive(sock, Challenge)
+        session, nonce = secrets.token_bytes(NONCE_BYTES), secrets.token_bytes(NONCE_BYTES)
+        who = (credentials.tenant, credentials.namespace, credentials.epoch)
+        proof = b""
+        if credentials.secret:
+            proof = hello_proof(credentials.secret, challenge.nonce, nonce, session, *who)
+        sent = Introduction(session=session, nonce=nonce, tenant=who[0], namespace=who[1], epoch=who[2], proof=proof)
+        sock.sendall(encode(sent))
+        reply: Accepted | Rejected = _receive(sock, Accepted | Rejected)
+        if isinstance(reply, Rejected):
+            raise AccessDenied(reply.reason)
+        # A certificate that opened the door proved the server as well: TLS checked its side.
+        proven = not credentials.secret or confirms(credentials.secret, challenge.nonce, sent, reply.proof)
+        if not proven and not isinstance(sock, TlsSocket):
+            raise AccessDenied("the server does not know this client's secret")
+
+
+def server_handshake(sock: socket.socket, access: Access, *, timeout_s: float = TIMEOUT_S) -> Caller:
+    """Who is calling. Blocks up to `timeout_s`: never on an accept thread (`Gate` has threads).
+
+    Raises AccessDenied after telling the caller why, Unavailable or WireError if it says nothing or nonsense. The
+    socket is closed on any error.
+    """
+    if not access.authenticates:
+        return Caller(tenant="", trusted=True, salt=b"")
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    with _bounded(sock, timeout_s, "the caller did not answer the challenge"):
+        sock.sendall(encode(Challenge(nonce=nonce)))
+        try:
+            claim = _receive(sock, Introduction)
+        except WireError:
+            reason = "a secret is needed here: set security.secret_file"
+            sock.sendall(encode(Rejected(reason=reason)))
+            raise
+        caller = access.check(claim, nonce, certificate_name(sock))
+        if isinstance(caller, Denial):
+            sock.sendall(encode(Rejected(reason=caller.reason, code=caller.code)))
+            raise AccessDenied(caller.reason)
+        sock.sendall(encode(Accepted(proof=answer(caller, nonce, claim))))
+    return caller
+
+
+class Gate:
+    """For `Listener`: hands over sockets (TLS on, if configured) whose callers were let in. `on_caller` runs on the
+    accept thread of an open server, else on a thread of the caller's own."""
+
+    def __init__(
+        self,
+        access: Access,
+        on_caller: Callable[[socket.socket, Caller], None],
+        *,
+        tls: Tls | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._access = access
+        self._on_caller = on_caller
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._waiting: set[socket.socket] = set()
+        self._closed = False
+        self.denied = 0
+        """Callers that were not let in."""
+
+    def __call__(self, sock: socket.socket) -> None:
+        if not self._access.authenticates and self._tls is None:
+            self._on_caller(sock, server_handshake(sock, self._access))
+            return
+        with self._lock:
+            busy = self._closed or len(self._waiting) >= MAX_WAITING
+            if not busy:
+                self._waiting.add(sock)
+        if busy:
+            sock.close()
+            return
+        threading.Thread(target=self._admit, args=(sock,), name="gate", daemon=True).start()
+
+    def close(self) -> None:
+        """Nobody is let in any more; callers in the middle of it are disconnected."""
+        with self._lock:
+            self._closed = True
+            for sock in self._waiting:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def _admit(self, raw: socket.socket) -> None:
+        peer = _peer(raw)
+        try:
+            sock = raw if self._tls is None else self._tls.wrap_server(raw, timeout_s=self._timeout_s)
+            caller = server_handshake(sock, self._access, timeout_s=self._timeout_s)
+        except AnabranchError as error:
+            with self._lock:
+                self.denied += 1
+            log.warning("caller not let in", extra={"peer": peer, "reason": str(error), "code": error.code})
+            return
+        finally:
+            with self._lock:
+                self._waiting.discard(raw)
+        self._on_caller(sock, caller)
+
+
+class _bounded:  # noqa: N801  # reads as the statement that it is
+    """Within: every wait on the socket has a bound, an OSError is Unavailable, and any error closes the socket."""
+
+    def __init__(self, sock: socket.socket, timeout_s: float, silence: str) -> None:
+        self._sock, self._timeout_s, self._silence = sock, timeout_s, silence
+
+    def __enter__(self) -> None:
+        self._sock.settimeout(self._timeout_s)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._sock.settimeout(None)
+            return
+        self._sock.close()
+        if isinstance(error, TimeoutError):
+            raise Unavailable(f"{self._silence} (waited {self._timeout_s:g} s)") from error
+        if isinstance(error, ssl.SSLError):
+            raise AccessDenied(f"the other side refused this side's certificate: {error.reason}") from error
+        if isinstance(error, OSError):
+            raise Unavailable(f"the connection broke while the two sides proved themselves: {error}") from error
+
+
+def _receive(sock: socket.socket, kind: Any) -> Any:
+    """One frame and not a byte more."""
+    (length,) = HEADER.unpack(_exactly(sock, HEADER.size))
+    if length > MAX_FRAME_BYTES:
+        raise WireError(f"a frame of {length} bytes where a proof was expected")
+    try:
+        return msgspec.msgpack.decode(_exactly(sock, length), type=kind)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"not the message that was expected: {error}") from error
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = sock.recv(count - len(data))
+        if not part:
+            raise Unavailable("the other side closed while the two proved themselves")
+        data += part
+    return data
+
+
+def _peer(sock: socket.socket) -> str:
+    try:
+        where = sock.getpeername()
+    except OSError:
+        return "gone"
+    return f"{where[0]}:{where[1]}" if isinstance(where, tuple) else "unix"
