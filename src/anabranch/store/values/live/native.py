@@ -1,0 +1,34 @@
+"""The compiled half of `names`, `index` and `key_table`: one library, loaded at first use.
+
+Its calls keep the interpreter's lock (they run for microseconds, giving it up and taking it back can cost
+milliseconds), so each is atomic among the threads of this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+
+from anabranch.core.live.native_build import load_short_calls
+
+PACKAGE = "anabranch.store.values.live"
+SOURCES = ("native.c", "key_cutter.h", "blake3_lanes.h")
+_P, _S, _I = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int
+_CALLS = {"names_of": (_I, (_P, _S, _P, _S, _P, _S, _P, _P))}
+
+fresh_bytes = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+"""`fresh_bytes(None, size)`: a new bytes object, not yet filled, for a call to write its answer into."""
+
+
+@cache
+def library() -> ctypes.PyDLL | None:
+    """None: use the twins. The answer is the same for the whole life of the process."""
+    loaded = load_short_calls(PACKAGE, SOURCES) if sys.byteorder == "little" else None
+    if loaded is not None:
+        for name, (result, arguments) in _CALLS.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+    return loaded
