@@ -25,14 +25,18 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def pairs() -> Iterator[Callable[[Tls, Tls], tuple[TlsSocket, TlsSocket]]]:
     opened: list[socket.socket] = []
 
+    def accept(server: Tls, sock: socket.socket) -> TlsSocket:
+        wrapped = server.wrap_server(sock)
+        opened.append(wrapped)
+        return wrapped
+
     def connected(server: Tls, client: Tls) -> tuple[TlsSocket, TlsSocket]:
         left, right = socket.socketpair()
         opened.extend((left, right))
         with ThreadPoolExecutor(1) as pool:
-            accepted = pool.submit(server.wrap_server, left)
+            accepted = pool.submit(accept, server, left)
             dialled = client.wrap_client(right, "node-1.example")
             opened.append(dialled)
-            opened.append(accepted.result())
             return accepted.result(), dialled
 
     yield connected
