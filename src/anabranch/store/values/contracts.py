@@ -144,8 +144,9 @@ class Cipher(Protocol):
         """Raises IntegrityError; StaleLease if the scope's key is gone."""
         ...
 
-    def overhead(self, scope: bytes) -> int:
-        """Bytes that a sealed value is longer; 0 for a scope that is not encrypted."""
+    def overhead(self, scope: bytes, size: int) -> int:
+        """Bytes that a sealed value of `size` bytes is longer (each slice is sealed by itself); 0 for a scope that is
+        not encrypted. Raises StaleLease if the scope's key is gone."""
         ...
 
 
