@@ -140,6 +140,15 @@ class PrefixTree:
         self._detach(node, evicted=True)
         return slot, node.key, node.parent_key
 
+    def evict(self, key: bytes) -> bool:
+        """Evict this very block, whatever the policy would choose (a tenant's quota is used up); False, and nothing
+        changed, if it is no leaf."""
+        node = self._nodes.get(key)
+        if node is None or not node.offered:
+            return False
+        self._detach(node, evicted=True)
+        return True
+
     def remove(self, key: bytes) -> int | None:
         """Forget a name, held or not, whatever its children; they stay, as orphans. Returns its slot."""
         node = self._nodes.get(key)

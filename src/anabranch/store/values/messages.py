@@ -104,11 +104,14 @@ class Put(Message, frozen=True, kw_only=True):
 
 
 class Granted(Message, frozen=True, kw_only=True):
-    """`outcomes[i]` (one byte each): SEND, or what became of item i already. `put` names the transfer."""
+    """`outcomes[i]` (one byte each): SEND, or what became of item i already. `put` names the transfer. `present`: value
+    sums (`slices.value_sum`) of the items that are PRESENT, in order: the node has seen only the size, the sender can
+    tell whether its bytes are the same ones."""
 
     op: int
     put: int
     outcomes: bytes
+    present: list[int] = []
 
 
 class Slice(Message, frozen=True, kw_only=True):
@@ -258,6 +261,13 @@ class Done(Message, frozen=True, kw_only=True):
     places: dict[str, int] = {}
 
 
+class Introduce(Message, frozen=True, kw_only=True):
+    """Trusted callers, before `scopes` of others are first used on a lane: (tenant, namespace, epoch) of each, so that
+    the values count against the right quota and go with the right invalidation. No answer."""
+
+    scopes: list[tuple[str, str, str]]
+
+
 class Drain(Message, frozen=True, kw_only=True):
     """Trusted callers: take no new values, hand over what is worth it, leave when leases ended or `deadline_s`
     passed."""
@@ -305,6 +315,7 @@ ClientToNode = (
     | Invalidate
     | Pin
     | Prefetch
+    | Introduce
     | Drain
     | Verify
     | Listing

@@ -1,0 +1,275 @@
+"""Values on their way into a shelf: each item of a batch by itself, until it is stored, refused or given up.
+
+An item has an extent of its own from the offer on. Whoever fills it says so before (`begin_slice`) and after; an
+abandoned item's extent is free only when nobody writes into it any more. Two writers of one name both write; the first
+to finish has stored it, the other learns that its bytes are the same (PRESENT) or not (DIFFERS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anabranch.core.errors import WireError
+from anabranch.store.leases import Leases
+from anabranch.store.values.entries import Entry, ScopeState
+from anabranch.store.values.outcome import Outcome
+from anabranch.store.values.scope import NAME_BYTES
+from anabranch.store.values.shelf import Shelf
+from anabranch.store.values.slices import SLICE_BYTES, slice_count, value_sum
+
+PUT_IDLE_S = 30.0
+"""A put of which nothing arrives for so long is abandoned."""
+
+SEND, OK, PRESENT, DIFFERS = Outcome.SEND, Outcome.OK, Outcome.PRESENT, Outcome.DIFFERS
+FULL, TOO_BIG, STALE = Outcome.FULL, Outcome.TOO_BIG, Outcome.STALE
+
+
+class Item:
+    """`sums`: of the slices that arrived whole, None for the others. `writing`: slices that somebody receives now."""
+
+    __slots__ = ("era", "missing", "name", "outcome", "parent", "scope", "size", "start", "sums", "writing")
+
+    def __init__(self, name: bytes, scope: ScopeState, size: int, parent: bytes) -> None:
+        self.name = name
+        self.scope = scope
+        self.era = scope.era
+        self.size = size
+        self.parent = parent
+        self.start = -1
+        self.sums: list[int | None] = []
+        self.missing = 0
+        self.writing: set[int] = set()
+        self.outcome = FULL
+
+
+class Put:
+    """`number` 0: its bytes come at once, it is not open to others."""
+
+    __slots__ = ("durable", "granted", "items", "number", "over", "replicas", "session")
+
+    def __init__(self, session: object, items: list[Item], *, durable: bool, replicas: int) -> None:
+        self.number = 0
+        self.session = session
+        self.items = items
+        self.granted: list[int] = []
+        self.durable = durable
+        self.replicas = replicas
+        self.over = False
+
+    @property
+    def outcomes(self) -> bytes:
+        return bytes([item.outcome for item in self.items])
+
+
+class Puts:
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._open: dict[int, Put] = {}
+        self._ends: Leases[int] = Leases()
+        self._next = 0
+        self.closing = False
+        """Take no new values (the node drains)."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(
+        self,
+        session: object,
+        scopes: ScopeState | Sequence[ScopeState],
+        names: bytes,
+        sizes: Sequence[int],
+        *,
+        chain: bool = False,
+        parent: bytes = b"",
+        durable: bool = False,
+        replicas: int = 0,
+    ) -> Put:
+        """A new put with a place for each item that has one now; the others are FULL and may be placed later. Raises
+        WireError if names and sizes do not belong together."""
+        if len(names) != len(sizes) * NAME_BYTES or (parent and len(parent) != NAME_BYTES):
+            raise WireError(f"{len(sizes)} sizes and {len(names)} bytes of names")
+        items = []
+        for i, size in enumerate(sizes):
+            if size < 0:
+                raise WireError(f"size of item {i} is {size}")
+            name = names[i * NAME_BYTES : (i + 1) * NAME_BYTES]
+            scope = scopes if isinstance(scopes, ScopeState) else scopes[i]
+            items.append(Item(name, scope, size, parent))
+            if chain:
+                parent = name
+        put = Put(session, items, durable=durable, replicas=replicas)
+        self.place(put)
+        return put
+
+    def place(self, put: Put) -> bool:
+        """Find room for the items that are FULL; True if none is left."""
+        placed = True
+        for item in put.items:
+            if item.outcome is FULL:
+                item.outcome = self._placed(item)
+                placed = placed and item.outcome is not FULL
+        return placed
+
+    def open(self, put: Put, now: float) -> int:
+        """The sender gets a number, under which slices and seal will come; 0 if there is nothing to send."""
+        put.granted = [i for i, item in enumerate(put.items) if item.outcome is SEND]
+        if put.granted:
+            self._next += 1
+            put.number = self._next
+            self._open[put.number] = put
+            self._ends.grant(put.number, now + PUT_IDLE_S)
+        return put.number
+
+    def begin_slice(self, session: object, number: int, index: int, slice_: int, now: float) -> tuple[int, int] | None:
+        """Where the slice belongs, (start, length): nobody else uses these bytes until `end_slice`. None: it is not
+        wanted. Raises WireError for a slice that the item does not have."""
+        put = self._open.get(number)
+        if put is None or put.session is not session:
+            return None
+        if not 0 <= index < len(put.items) or not 0 <= slice_ < slice_count(put.items[index].size):
+            raise WireError(f"put {number} has no slice {slice_} of item {index}")
+        item = put.items[index]
+        if item.outcome is not SEND or slice_ in item.writing:
+            return None
+        if item.sums[slice_] is not None:
+            item.sums[slice_] = None
+            item.missing += 1
+        item.writing.add(slice_)
+        self._ends.extend(number, now + PUT_IDLE_S)
+        at = slice_ * SLICE_BYTES
+        return item.start + at, min(SLICE_BYTES, item.size - at)
+
+    def end_slice(self, put: Put, index: int, slice_: int, sum_: int | None) -> None:
+        """`sum_`: of the bytes that lie there now, None if they are not what the sender meant."""
+        item = put.items[index]
+        item.writing.discard(slice_)
+        if sum_ is not None:
+            item.sums[slice_] = sum_
+            item.missing -= 1
+        if put.over and not item.writing:
+            self._give_back(item)
+
+    def get(self, session: object, number: int) -> Put | None:
+        put = self._open.get(number)
+        return put if put is not None and put.session is session else None
+
+    def arrived(self, item: Item, sums: list[int]) -> None:
+        """All bytes of an inline item are in place and have these sums."""
+        item.sums[:] = sums
+        item.missing = 0
+
+    def seal(self, put: Put, sums: Sequence[int], now: float) -> tuple[list[tuple[int, int]], list[Entry]]:
+        """Store what is complete. `sums`: of all items that were granted, or of those still open. Returns the missing
+        slices and the new entries, which have a reference each (`settle` ends it). Raises WireError."""
+        indices = [i for i in put.granted if put.items[i].outcome is SEND]
+        if len(sums) != sum(slice_count(put.items[i].size) for i in indices):
+            indices = put.granted
+        if len(sums) != sum(slice_count(put.items[i].size) for i in indices):
+            raise WireError(f"put {put.number}: {len(sums)} sums do not belong to its items")
+        missing: list[tuple[int, int]] = []
+        entries: list[Entry] = []
+        at = 0
+        for i in indices:
+            item = put.items[i]
+            count = len(item.sums) if item.outcome is SEND else slice_count(item.size)
+            claimed = sums[at : at + count]
+            at += count
+            if item.outcome is not SEND:
+                continue
+            wrong = [(i, s) for s in range(count) if item.sums[s] is None or item.sums[s] != claimed[s]]
+            if wrong:
+                missing += wrong
+                continue
+            entry = self.commit(item, tuple(claimed))
+            if entry is not None:
+                entries.append(entry)
+        if missing:
+            self._ends.extend(put.number, now + PUT_IDLE_S)
+        else:
+            self._forget(put)
+        return missing, entries
+
+    def commit(self, item: Item, sums: tuple[int, ...]) -> Entry | None:
+        """Name an item whose bytes are all there. None: refused, its outcome says why."""
+        shelf, scope = self._shelf, item.scope
+        if item.era != scope.era:
+            self._refuse(item, STALE)
+            return None
+        known = scope.entries.get(item.name)
+        if known is not None:
+            same = known.size == item.size and known.sums == sums
+            self._refuse(item, PRESENT if same else DIFFERS)
+            return None
+        item.outcome = OK
+        shelf.counters["put_bytes"] += item.size
+        return shelf.commit(scope, item.name, item.size, sums, item.parent, item.start)
+
+    def compare(self, item: Item, sums: Sequence[int]) -> None:
+        """An inline item whose name was there: now that its sums are known, is it the same?"""
+        known = item.scope.entries.get(item.name)
+        if item.outcome is PRESENT and known is not None and value_sum(item.size, sums) != known.sum:
+            item.outcome = DIFFERS
+
+    def settle(self, entries: list[Entry]) -> None:
+        """End the references of new entries, children first."""
+        for entry in reversed(entries):
+            self._shelf.release(entry)
+
+    def abandon(self, put: Put) -> None:
+        """Its extents are free as soon as nobody writes into them; nothing of it is ever found."""
+        if put.over:
+            return
+        self._forget(put)
+        put.over = True
+        for item in put.items:
+            if item.outcome is SEND and not item.writing:
+                self._give_back(item)
+
+    def refuse(self, item: Item, outcome: Outcome) -> None:
+        """Give an inline item up."""
+        self._refuse(item, outcome)
+
+    def end_session(self, session: object) -> None:
+        for put in [put for put in self._open.values() if put.session is session]:
+            self.abandon(put)
+            self._shelf.counters["puts_abandoned"] += 1
+
+    def expire(self, now: float) -> list[Put]:
+        """Puts that were given up because nothing came; their senders may be stuck in the middle of a slice."""
+        over = [self._open[number] for number in self._ends.expired(now) if number in self._open]
+        for put in over:
+            self.abandon(put)
+            self._shelf.counters["puts_abandoned"] += 1
+        return over
+
+    def _placed(self, item: Item) -> Outcome:
+        shelf, scope, tenant = self._shelf, item.scope, item.scope.tenant
+        known = scope.entries.get(item.name)
+        if known is not None:
+            shelf.touch(known)
+            return PRESENT if known.size == item.size else DIFFERS
+        if self.closing:
+            return Outcome.UNREACHABLE
+        if item.size > shelf.capacity or (tenant.quota_bytes and item.size > tenant.quota_bytes):
+            return TOO_BIG
+        start = shelf.reserve(tenant, item.size)
+        if start is None:
+            return FULL
+        item.start = start
+        count = slice_count(item.size)
+        item.sums = [None] * count
+        item.missing = count
+        return SEND
+
+    def _refuse(self, item: Item, outcome: Outcome) -> None:
+        self._shelf.unreserve(item.scope.tenant, item.start, item.size)
+        item.outcome = outcome
+
+    def _give_back(self, item: Item) -> None:
+        if item.outcome is SEND:
+            self._refuse(item, STALE)
+
+    def _forget(self, put: Put) -> None:
+        if self._open.pop(put.number, None) is not None:
+            self._ends.end(put.number)
