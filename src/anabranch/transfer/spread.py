@@ -108,6 +108,10 @@ class Spread(Generic[R]):
     def in_use(self) -> list[R]:
         return [rail for rail, state in self._rails.items() if state.retry_at is None]
 
+    def due(self, now: float) -> list[R]:
+        """Failed rails whose pause is over."""
+        return [rail for rail, state in self._rails.items() if state.due(now)]
+
     def retry_at(self) -> float | None:
         """When the next failed rail is due for its probe; None: none waits for one."""
         return min((s.retry_at for s in self._rails.values() if s.retry_at is not None and not s.probing), default=None)
