@@ -52,12 +52,12 @@ static const uint8_t place[BLOCK] = {
 
 static inline lanes_t all(uint32_t value) { return (lanes_t){} + value; }
 
-static inline void compress(lanes_t h[8], const lanes_t m[16], lanes_t length, uint32_t flags) {
+static inline void compress(lanes_t h[8], const lanes_t m[16], const lanes_t *length, uint32_t flags) {
     lanes_t s[16];
     for (int i = 0; i < 8; i++) s[i] = h[i];
     for (int i = 0; i < 4; i++) s[8 + i] = all(initial[i]);
     s[12] = s[13] = all(0); /* the chunk's number */
-    s[14] = length;
+    s[14] = *length;
     s[15] = all(flags);
     ROUND(m, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     ROUND(m, 2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8);
@@ -76,7 +76,7 @@ typedef struct {
 } message_t;
 
 /* The block's bytes, zeros behind the message's end. */
-static inline block_t load_block(const message_t *message, uint32_t at, uint32_t have) {
+static inline __attribute__((always_inline)) block_t load_block(const message_t *message, uint32_t at, uint32_t have) {
     block_t block = {};
     if (message->readable - at >= BLOCK) {
         block_t order;
@@ -106,7 +106,7 @@ static void name_lanes(const message_t *const *messages, int count, uint32_t blo
         for (int w = 0; w < 16; w++)
             for (int lane = 0; lane < LANES; lane++) m[w][lane] = words[lane][w];
         uint32_t flags = KEYED_HASH | (b == 0 ? CHUNK_START : 0) | (b + 1 == blocks ? CHUNK_END | ROOT : 0);
-        compress(h, m, length, flags);
+        compress(h, m, &length, flags);
     }
     uint32_t out[LANES][8];
     for (int w = 0; w < 8; w++)

@@ -13,9 +13,22 @@ from functools import cache
 from anabranch.core.live.native_build import load_short_calls
 
 PACKAGE = "anabranch.store.values.live"
-SOURCES = ("native.c", "key_cutter.h", "blake3_lanes.h")
-_P, _S, _I = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int
-_CALLS = {"names_of": (_I, (_P, _S, _P, _S, _P, _S, _P, _P))}
+SOURCES = ("native.c", "key_cutter.h", "blake3_lanes.h", "key_table.h")
+_P, _S, _I, _H = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+_U32, _U64, _I64 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64
+_CALLS = {
+    "names_of": (_I, (_P, _S, _P, _S, _P, _S, _P, _P)),
+    "table_open": (_H, (_P,)),
+    "table_close": (None, (_H,)),
+    "table_count": (_U64, (_H,)),
+    "table_bytes": (_U64, (_H,)),
+    "table_add": (_I64, (_H, _U32, _U32, _P, _S)),
+    "table_discard": (_I64, (_H, _U32, _U32, _P, _S)),
+    "table_places": (None, (_H, _P, _S, _P)),
+    "table_span": (_U64, (_H, _U32, _U64, _H)),
+    "table_held": (_U64, (_H, _P, _U32, _U32, _P)),
+    "table_sweep": (None, (_H, _P, _U32, _U32)),
+}
 
 fresh_bytes = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
