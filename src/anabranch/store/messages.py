@@ -227,7 +227,7 @@ class Announce(Message, frozen=True, kw_only=True):
 
 class Heartbeat(Message, frozen=True, kw_only=True):
     """`seq` of the last Announce: a difference shows a lost one even when nothing changes any more. `free_bytes`,
-    `total_bytes`: of the node's memory for values. `accepts` False: it takes no new values (it drains, or is broken)."""
+    `total_bytes`: of its memory for values. `accepts` False: it takes no new values (it drains, or is broken)."""
 
     seq: int
     free_bytes: int = 0

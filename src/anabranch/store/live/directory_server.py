@@ -9,44 +9,91 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from anabranch.core.errors import AnabranchError
 from anabranch.core.live.link import Link, Listener
 from anabranch.store.config import DirectoryConfig
 from anabranch.store.directory import Directory
 from anabranch.store.messages import NodeToDirectory, Stat, StatRequest
+from anabranch.store.values.live.key_table import make_key_table
+
+TICK_S = 0.05
+WORK_S = 0.002
+BREATH_S = 0.0005
+"""After WORK_S of work that is due by itself: those who look something up come first."""
 
 
 class DirectoryServer:
     """Listens on `config.listen` (`host:port` or `unix:/path`); `address` says where after `start`.
 
-    Raises Unavailable if the address is in use.
+    `standby`: it answers nothing but StatRequest until `lead`, and again after `resign`. Raises Unavailable if the
+    address is in use.
     """
 
-    def __init__(self, config: DirectoryConfig) -> None:
+    def __init__(self, config: DirectoryConfig, *, standby: bool = False) -> None:
         self._config = config
         self._lock = threading.Lock()
         self._links: set[Link] = set()
-        self.directory = Directory(config.node_ttl_s, time.monotonic())
+        self._leading = not standby
+        self._closing = threading.Event()
+        self.directory = self._empty()
         self.address = ""
 
     def start(self) -> DirectoryServer:
         self._listener = Listener(self._config.listen, self._on_socket, name="directory")
         self.address = self._listener.address
+        self._ticker = threading.Thread(target=self._tick, name="directory-tick", daemon=True)
+        self._ticker.start()
         return self
 
     def stop(self) -> None:
+        self._closing.set()
         self._listener.close()
+        self._disconnect("directory stops")
+        self._ticker.join(5.0)
+
+    @property
+    def leading(self) -> bool:
+        return self._leading
+
+    def lead(self) -> None:
+        """Answer from now on, beginning with an empty directory that says "unknown"."""
         with self._lock:
-            links = list(self._links)
-        for link in links:
-            link.close("directory stops")
-        for link in links:
-            link.join()
+            self.directory = self._empty()
+            self._leading = True
+
+    def resign(self) -> None:
+        """Somebody else may answer now: forget everything and hang up."""
+        with self._lock:
+            self._leading = False
+            self.directory = self._empty()
+        self._disconnect("not the leader")
+
+    def expect(self, node_ids: set[str]) -> None:
+        """The nodes that exist, as the membership service has them."""
+        with self._lock:
+            self.directory.expect(node_ids)
 
     def stat(self) -> Stat:
         with self._lock:
             census = self.directory.census()
             counters = {name: float(value) for name, value in self.directory.counters.items()}
-        return Stat(name="directory", census={**census, "links": len(self._links)}, counters=counters)
+            counters["keys"] = float(len(self.directory.table))
+            counters["table_bytes"] = float(self.directory.table.memory_bytes)
+            role = "leader" if self._leading else "standby"
+        return Stat(
+            name="directory", census={**census, "links": len(self._links)}, counters=counters, state={"role": role}
+        )
+
+    def _empty(self) -> Directory:
+        return Directory(self._config.node_ttl_s, time.monotonic(), make_key_table)
+
+    def _disconnect(self, reason: str) -> None:
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            link.close(reason)
+        for link in links:
+            link.join()
 
     def _on_socket(self, sock: socket.socket) -> None:
         link = Link(sock, NodeToDirectory, self._received, self._closed, name="directory")
@@ -58,15 +105,39 @@ class DirectoryServer:
         if isinstance(message, StatRequest):
             link.send(self.stat())
             return
-        with self._lock:
-            replies = self.directory.handle(link, message, time.monotonic())
-        for reply in replies:
-            link.send(reply)
+        directory = self.directory
+        if not self._leading:
+            link.close("not the leader")
+            return
+        steps = directory.steps(link, message, time.monotonic())
+        try:
+            while True:
+                with self._lock:
+                    replies = next(steps, None)
+                if replies is None:
+                    return
+                for reply in replies:
+                    link.send(reply)
+        except AnabranchError as error:
+            link.close(str(error))
 
     def _closed(self, link: Link, reason: str) -> None:
         with self._lock:
             self._links.discard(link)
-            self.directory.gone(link)
+            self.directory.gone(link, time.monotonic())
+
+    def _tick(self) -> None:
+        while not self._closing.wait(TICK_S):
+            more, breath_at = True, time.monotonic() + WORK_S
+            while more and not self._closing.is_set():
+                with self._lock:
+                    messages, more = self.directory.tick(time.monotonic())
+                for link, message in messages:
+                    if isinstance(link, Link):
+                        link.send(message)
+                if time.monotonic() >= breath_at:
+                    self._closing.wait(BREATH_S)
+                    breath_at = time.monotonic() + WORK_S
 
 
 def run_directory(config: DirectoryConfig, *, ready: Callable[[DirectoryServer], None] = lambda server: None) -> None:

@@ -1,0 +1,94 @@
+"""The directory as nodes and clients see it: one object, however many shards it has and whoever leads them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from anabranch.core.errors import Unavailable
+from anabranch.core.messages import Message
+from anabranch.store.live.directory_lanes import Lanes
+from anabranch.store.messages import ListNodes, NodeList, NodeRow, Places, Where
+from anabranch.store.shards import Whereabouts, join, shard_addresses, split
+from anabranch.store.values.key_table import HOLDERS
+from anabranch.store.values.scope import NAME_BYTES
+
+ASK_NAMES = 65_536
+NODES_FRESH_S = 0.5
+
+
+class DirectoryLink:
+    """`addresses`: host:port of each shard in order, comma-separated. Thread-safe; questions run on the caller's
+    thread. A shard that does not answer delays a caller until its deadline once; after that its names are unknown at
+    once until it answers again.
+
+    Raises ConfigError for addresses that are none.
+    """
+
+    def __init__(self, addresses: str) -> None:
+        self._shards: Callable[[], list[str]]
+        fixed = shard_addresses(addresses)
+        self._shards = lambda: fixed
+        self._lanes = Lanes()
+        self._nodes: tuple[float, list[NodeRow]] = (-1e9, [])
+
+    def where(self, names: bytes, run: bool = False, timeout_s: float = 1.0) -> Whereabouts:
+        """Who holds these values (32 bytes each)? `run`: only up to the first that nobody is known to hold. Names of a
+        shard that does not answer are unknown; raises Unavailable if none of the shards asked does."""
+        deadline = time.monotonic() + timeout_s
+        if len(names) <= ASK_NAMES * NAME_BYTES:
+            return self._where(names, run, deadline)
+        step, parts, rows = ASK_NAMES * NAME_BYTES, [], []
+        for at in range(0, len(names), step):
+            part = self._where(names[at : at + step], run, deadline)
+            rows.append(range(at // NAME_BYTES, at // NAME_BYTES + len(part)))
+            parts.append(part)
+            if run and len(part) < len(names[at : at + step]) // NAME_BYTES:
+                break
+        return join(rows[-1].stop, [(part, list(own)) for part, own in zip(parts, rows, strict=True)])
+
+    def nodes(self, timeout_s: float = 1.0) -> list[NodeRow]:
+        """Every node that some shard listens to, as of at most NODES_FRESH_S ago. Raises Unavailable if no shard
+        answers."""
+        asked, rows = self._nodes
+        now = time.monotonic()
+        if now - asked > NODES_FRESH_S:
+            answers = self._ask({address: ListNodes(op=0) for address in self._shards()}, now + timeout_s)
+            found = {
+                row.node_id: row for answer in answers.values() if isinstance(answer, NodeList) for row in answer.nodes
+            }
+            rows = [found[node_id] for node_id in sorted(found)]
+            self._nodes = (time.monotonic(), rows)
+        return rows
+
+    def close(self) -> None:
+        self._lanes.close()
+
+    def _where(self, names: bytes, run: bool, deadline: float) -> Whereabouts:
+        addresses = self._shards()
+        shares = split(names, len(addresses))
+        questions: dict[str, Message] = {
+            address: Where(op=0, names=own, run=run) for address, (own, _) in zip(addresses, shares, strict=True) if own
+        }
+        if not questions:
+            return Whereabouts(b"")
+        answers = self._ask(questions, deadline)
+        parts = []
+        for address, (_, rows) in zip(addresses, shares, strict=True):
+            answer = answers.get(address)
+            if isinstance(answer, Places):
+                parts.append((Whereabouts(answer.places, answer.members, answer.unknown), rows))
+            elif answer is not None:
+                parts.append((Whereabouts(b"", unknown=True), rows))
+        found = join(len(names) // NAME_BYTES, parts)
+        if run and len(addresses) > 1:
+            return Whereabouts(found.places[: found.run * HOLDERS * 2], found.members, found.unknown)
+        return found
+
+    def _ask(self, questions: dict[str, Message], deadline: float) -> dict[str, Message | Unavailable]:
+        """Raises Unavailable if nobody answers."""
+        answers = self._lanes.ask(questions, deadline)
+        failures = [answer for answer in answers.values() if isinstance(answer, Unavailable)]
+        if failures and len(failures) == len(answers):
+            raise failures[0]
+        return answers

@@ -1,0 +1,140 @@
+"""What follows when a node's keys are void: their entries go, and who is left is told to make lost replicas again.
+
+All in small steps, so that a look-up never waits for a whole pass over the table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable
+
+from anabranch.core.messages import Message
+from anabranch.policy.placement import Candidate, heir, shares
+from anabranch.store.members import Member, Members
+from anabranch.store.messages import REPAIR_NAMES, Repair
+from anabranch.store.values.contracts import KeyTable
+from anabranch.store.values.key_table import ALL_TIERS, HOLDERS
+from anabranch.store.values.scope import NAME_BYTES
+
+STEP_ENTRIES = 1024
+
+
+class Recovery:
+    """Passes over the table. A name that a void number held, that lives on at fewer nodes than wanted, is repaired:
+    one survivor (drawn by the name) is told one target for each missing replica."""
+
+    def __init__(self, members: Members, counters: Counter[str]) -> None:
+        self._members = members
+        self._counters = counters
+        self._wanted: KeyTable | None = None
+        self._counts: set[int] = set()
+        self.reset()
+
+    def reset(self) -> None:
+        """The table is a new one."""
+        self._numbers: set[int] = set()
+        self._at = 0
+
+    def want(self, count: int, names: bytes, make_table: Callable[[], KeyTable]) -> None:
+        """These names shall be on `count` nodes, whatever their node's setting says; kept while somebody has them."""
+        if self._wanted is None:
+            self._wanted = make_table()
+        self._counts.add(count)
+        self._wanted.add(count, 1, names)
+
+    def removed(self, names: bytes, table: KeyTable) -> None:
+        """A node does not hold these any more."""
+        if self._wanted is not None:
+            firsts = memoryview(table.places(names)).cast("H")[::HOLDERS].tolist()
+            self._unwant([_name(names, i) for i, entry in enumerate(firsts) if not entry])
+
+    def step(self, table: KeyTable) -> tuple[list[tuple[Hashable, Message]], bool]:
+        """One piece of a pass: (hints to send, there is more to do)."""
+        if not self._numbers and not self._begin():
+            return [], False
+        hints: list[tuple[Hashable, Message]] = []
+        if self._replicated:
+            names, _ = table.held(self._numbers, self._at, STEP_ENTRIES)
+            hints = self._plan(names, table)
+        self._at = table.sweep(self._numbers, self._at, STEP_ENTRIES)
+        if self._at == 0:
+            self._members.bury(self._numbers)
+            self._numbers = set()
+        return hints, True
+
+    def _begin(self) -> bool:
+        self._numbers, self._at = set(self._members.dead), 0
+        return bool(self._numbers)
+
+    @property
+    def _replicated(self) -> bool:
+        return self._wanted is not None or any(m.join.replicas > 1 for m in self._members.speaking.values())
+
+    def _plan(self, names: bytes, table: KeyTable) -> list[tuple[Hashable, Message]]:
+        speaking, pasts = self._members.speaking, self._members.pasts
+        rows = memoryview(table.places(names)).cast("H")
+        wishes = memoryview(self._wanted.places(names)).cast("H") if self._wanted is not None else None
+        targets = _Targets(speaking.values())
+        batches: dict[tuple[int, str, str], list[bytes]] = defaultdict(list)
+        orphans = []
+        for i in range(len(names) // NAME_BYTES):
+            name, at = _name(names, i), i * HOLDERS
+            numbers = [(entry - 1) >> 3 for entry in rows[at : at + HOLDERS] if entry]
+            live = [number for number in numbers if number in speaking]
+            # Who may come back counts: if it does not, its own pass finds what is missing then.
+            holders = frozenset([speaking[n].join.node_id for n in live] + [pasts[n] for n in numbers if n in pasts])
+            if not live:
+                orphans += [] if holders else [name]
+                continue
+            wish = max(((entry - 1) >> 3 for entry in wishes[at : at + HOLDERS] if entry), default=0) if wishes else 0
+            wanted = wish or max(speaking[number].join.replicas for number in live)
+            source = live[name[-1] % len(live)]
+            for target in targets.pick(speaking[source], name, holders, wanted - len(holders)):
+                batches[(source, target.node_id, targets.addresses[target.node_id])].append(name)
+        self._unwant(orphans)
+        self._counters["names_lost"] += len(orphans)
+        self._counters["repairs"] += sum(map(len, batches.values()))
+        return [
+            (
+                self._members.connection(speaking[source]),
+                Repair(names=b"".join(batch[at : at + REPAIR_NAMES]), target=target, address=address),
+            )
+            for (source, target, address), batch in batches.items()
+            for at in range(0, len(batch), REPAIR_NAMES)
+        ]
+
+    def _unwant(self, names: list[bytes]) -> None:
+        if self._wanted is not None and names:
+            for count in self._counts:
+                self._wanted.discard(count, ALL_TIERS, b"".join(names))
+
+
+class _Targets:
+    """Who may get copies, for each layout."""
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self.addresses: dict[str, str] = {}
+        self._by_layout: dict[bytes, tuple[list[Candidate], list[float]]] = {}
+        groups: dict[bytes, list[Candidate]] = defaultdict(list)
+        for member in members:
+            if member.accepts:
+                join = member.join
+                groups[join.layout].append(Candidate(join.node_id, member.free_bytes, member.total_bytes))
+                self.addresses[join.node_id] = join.address
+        for layout, candidates in groups.items():
+            self._by_layout[layout] = (candidates, shares(candidates))
+
+    def pick(self, source: Member, name: bytes, holders: frozenset[str], count: int) -> list[Candidate]:
+        candidates, weights = self._by_layout.get(source.join.layout, ([], []))
+        picked: list[Candidate] = []
+        while len(picked) < count:
+            target = heir(candidates, weights, name, holders)
+            if target is None:
+                break
+            picked.append(target)
+            holders |= {target.node_id}
+        return picked
+
+
+def _name(names: bytes, index: int) -> bytes:
+    return names[index * NAME_BYTES : (index + 1) * NAME_BYTES]
