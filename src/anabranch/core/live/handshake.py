@@ -3,7 +3,7 @@
 **Covers** links to the directory. **Does not cover** lanes to nodes: their messages carry the proof themselves
 (`store.values.introduction`).
 
-    client   link_socket = client_handshake(connect(address), credentials)
+    client   link_socket = Dialer(credentials, tls)(address)
     server   Listener(address, Gate(access, on_caller))
 
 An open server (no secret, no TLS) sends nothing and trusts everybody, so processes without settings need none of this.
@@ -34,6 +34,7 @@ from anabranch.core.authentication import (
 )
 from anabranch.core.errors import AccessDenied, AnabranchError, Unavailable, WireError
 from anabranch.core.handshake import Accepted, Challenge, Introduction, Rejected
+from anabranch.core.live.link import connect
 from anabranch.core.live.tls import Tls, TlsSocket, certificate_name
 from anabranch.core.wire import HEADER, encode
 
@@ -95,9 +96,28 @@ def server_handshake(sock: socket.socket, access: Access, *, timeout_s: float = 
     return caller
 
 
+class Dialer:
+    """Connects like `core.live.link.connect`, with TLS and proof where there are such; UNIX sockets need no TLS."""
+
+    def __init__(self, credentials: Credentials | None = None, tls: Tls | None = None) -> None:
+        self._credentials = credentials or Credentials()
+        self._tls = tls
+
+    def __call__(self, address: str, *, timeout_s: float = 2.0) -> socket.socket:
+        """Raises Unavailable, or AccessDenied if one side does not accept the other."""
+        sock = connect(address, timeout_s=timeout_s)
+        if self._tls is not None and sock.family != socket.AF_UNIX:
+            sock = self._tls.wrap_client(sock, timeout_s=timeout_s)
+        client_handshake(sock, self._credentials, timeout_s=timeout_s)
+        return sock
+
+
+OPEN_DIALER = Dialer()
+
+
 class Gate:
-    """For `Listener`: hands over sockets (TLS on, if configured) whose callers were let in. `on_caller` runs on the
-    accept thread of an open server, else on a thread of the caller's own."""
+    """For `Listener`: hands over sockets (TLS on, if configured and not a UNIX socket) whose callers were let in.
+    `on_caller` runs on the accept thread of an open server, else on a thread of the caller's own."""
 
     def __init__(
         self,
@@ -141,7 +161,9 @@ class Gate:
     def _admit(self, raw: socket.socket) -> None:
         peer = _peer(raw)
         try:
-            sock = raw if self._tls is None else self._tls.wrap_server(raw, timeout_s=self._timeout_s)
+            sock = raw
+            if self._tls is not None and raw.family != socket.AF_UNIX:
+                sock = self._tls.wrap_server(raw, timeout_s=self._timeout_s)
             caller = server_handshake(sock, self._access, timeout_s=self._timeout_s)
         except AnabranchError as error:
             with self._lock:

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from anabranch.core.errors import Unavailable, WireError
-from anabranch.core.live.link import connect
+from anabranch.core.errors import AccessDenied, Unavailable, WireError
+from anabranch.core.live.handshake import OPEN_DIALER, Dialer
 from anabranch.core.messages import Message
 from anabranch.core.wire import HEADER, MAX_FRAME_BYTES, encode
 from anabranch.store.messages import DirectoryToNode
@@ -31,9 +31,13 @@ class Lane:
     """One connection. Every call raises Unavailable once the deadline (monotonic) has passed, or the peer is gone;
     the lane is then closed."""
 
-    def __init__(self, address: str, deadline: float) -> None:
+    def __init__(self, address: str, deadline: float, dial: Dialer = OPEN_DIALER) -> None:
         self.address = address
-        self._sock = connect(address, timeout_s=max(0.001, min(CONNECT_S, deadline - time.monotonic())))
+        try:
+            self._sock = dial(address, timeout_s=max(0.001, min(CONNECT_S, deadline - time.monotonic())))
+        except AccessDenied as error:
+            # A secret may be put right while we run: ask again, later.
+            raise Unavailable(f"directory {address}: {error}") from error
         self._patience = 0.0
 
     def send(self, message: Message, deadline: float) -> None:
@@ -88,7 +92,8 @@ class Lanes:
     """All lanes to all shards. Thread-safe. A shard that failed is not asked again for DOWN_S (doubling up to
     LONGEST_DOWN_S) except by one caller at a time, so that the others learn at once that it is down."""
 
-    def __init__(self) -> None:
+    def __init__(self, dial: Dialer = OPEN_DIALER) -> None:
+        self._dial = dial
         self._idle: dict[str, deque[Lane]] = {}
         self._down: dict[str, tuple[float, float]] = {}
         self._closed = False
@@ -149,7 +154,7 @@ class Lanes:
         if span:
             self._down[address] = (deadline, span)
         try:
-            lane = Lane(address, deadline)
+            lane = Lane(address, deadline, self._dial)
             lane.send(question, deadline)
         except Unavailable:
             self._mark(address)

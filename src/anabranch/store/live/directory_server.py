@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from anabranch.core.authentication import OPEN, Access, Caller, must_authenticate
 from anabranch.core.errors import AnabranchError
+from anabranch.core.live.handshake import Gate
 from anabranch.core.live.link import Link, Listener
+from anabranch.core.live.tls import Tls
 from anabranch.store.config import DirectoryConfig
 from anabranch.store.directory import Directory
-from anabranch.store.messages import NodeToDirectory, Stat, StatRequest
+from anabranch.store.messages import ListNodes, NodeToDirectory, Stat, StatRequest, Where
 from anabranch.store.values.live.key_table import make_key_table
 
 TICK_S = 0.05
@@ -25,12 +28,18 @@ BREATH_S = 0.0005
 class DirectoryServer:
     """Listens on `config.listen` (`host:port` or `unix:/path`); `address` says where after `start`.
 
-    `standby`: it answers nothing but StatRequest until `lead`, and again after `resign`. Raises Unavailable if the
-    address is in use.
+    `standby`: it answers nothing but StatRequest until `lead`, and again after `resign`. `access`, `tls`: who may ask;
+    a caller that is not trusted may look up and not announce. Raises Unavailable if the address is in use, ConfigError
+    if it can be reached from other hosts and nothing protects it.
     """
 
-    def __init__(self, config: DirectoryConfig, *, standby: bool = False) -> None:
+    def __init__(
+        self, config: DirectoryConfig, *, standby: bool = False, access: Access = OPEN, tls: Tls | None = None
+    ) -> None:
+        must_authenticate([config.listen], access)
         self._config = config
+        self._gate = Gate(access, self._on_caller, tls=tls)
+        self._lookers: set[Link] = set()
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._leading = not standby
@@ -39,7 +48,7 @@ class DirectoryServer:
         self.address = ""
 
     def start(self) -> DirectoryServer:
-        self._listener = Listener(self._config.listen, self._on_socket, name="directory")
+        self._listener = Listener(self._config.listen, self._gate, name="directory")
         self.address = self._listener.address
         self._ticker = threading.Thread(target=self._tick, name="directory-tick", daemon=True)
         self._ticker.start()
@@ -48,6 +57,7 @@ class DirectoryServer:
     def stop(self) -> None:
         self._closing.set()
         self._listener.close()
+        self._gate.close()
         self._disconnect("directory stops")
         self._ticker.join(5.0)
 
@@ -95,17 +105,24 @@ class DirectoryServer:
         for link in links:
             link.join()
 
-    def _on_socket(self, sock: socket.socket) -> None:
+    def _on_caller(self, sock: socket.socket, caller: Caller) -> None:
         link = Link(sock, NodeToDirectory, self._received, self._closed, name="directory")
         with self._lock:
             self._links.add(link)
+            if not caller.trusted:
+                self._lookers.add(link)
         link.start()
+        if self._closing.is_set():
+            link.close("directory stops")
 
     def _received(self, link: Link, message: Any) -> None:
         if isinstance(message, StatRequest):
             link.send(self.stat())
             return
         directory = self.directory
+        if link in self._lookers and not isinstance(message, Where | ListNodes):
+            link.close("only trusted callers announce: the cluster's secret is needed, or a node's certificate")
+            return
         if not self._leading:
             link.close("not the leader")
             return
@@ -124,6 +141,7 @@ class DirectoryServer:
     def _closed(self, link: Link, reason: str) -> None:
         with self._lock:
             self._links.discard(link)
+            self._lookers.discard(link)
             self.directory.gone(link, time.monotonic())
 
     def _tick(self) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from anabranch.core.errors import Unavailable
-from anabranch.core.live.link import connect
+from anabranch.core.live.handshake import OPEN_DIALER, Dialer
 from anabranch.core.wire import FrameDecoder, encode
 from anabranch.store.messages import Stat, StatRequest
 
 
-def ask_stat(address: str, *, timeout_s: float = 2.0) -> Stat:
-    """`address`: the node's socket for engines, or the directory's. Raises Unavailable."""
+def ask_stat(address: str, *, timeout_s: float = 2.0, dial: Dialer = OPEN_DIALER) -> Stat:
+    """`address`: the node's socket for engines, or the directory's. Raises Unavailable, or AccessDenied if
+    it wants a proof that `dial` does not give."""
     decoder: FrameDecoder[Stat] = FrameDecoder(Stat)
-    sock = connect(address, timeout_s=timeout_s)
+    sock = dial(address, timeout_s=timeout_s)
     try:
         sock.settimeout(timeout_s)
         sock.sendall(encode(StatRequest()))
