@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from anabranch.store.directory import Directory
-from anabranch.store.messages import Announce, Heartbeat, Holders, Join, Lookup, Resync
+from anabranch.store.messages import Announce, Heartbeat, Holders, Join, Lookup, Places, Repair, Resync, Where
+from anabranch.store.shards import Whereabouts
 from anabranch.testing.store import chain
 
 LAYOUT = b"L" * 16
@@ -102,3 +103,122 @@ def test_a_young_directory_says_that_absence_proves_nothing() -> None:
     directory = Directory(2.0, 100.0)
     assert not ask(directory, now=101.0).complete
     assert ask(directory, now=102.0).complete
+
+
+def rows(directory: Directory, names: list[bytes], now: float = 10.0) -> Whereabouts:
+    (places,) = directory.handle("client", Where(op=1, names=b"".join(names)), now)
+    assert isinstance(places, Places)
+    return Whereabouts(places.places, places.members, places.unknown)
+
+
+def value_node(directory: Directory, name: str, held: list[bytes], now: float = 10.0, replicas: int = 1) -> None:
+    directory.handle(name, Join(node_id=name, epoch=1, address=f"{name}:1", layout=b"", replicas=replicas), now)
+    directory.handle(name, Announce(seq=1, reset=True, added_names={"dram": b"".join(held)}), now)
+    directory.handle(name, Heartbeat(seq=1, free_bytes=50, total_bytes=100), now)
+
+
+def test_where_names_holders_and_tiers_and_stops_a_run_at_the_first_that_nobody_holds() -> None:
+    directory = Directory(2.0, 0.0)
+    value_node(directory, "a", KEYS[:2])
+    value_node(directory, "b", [KEYS[1], KEYS[3]])
+    directory.handle("b", Announce(seq=2, added_names={"ssd": KEYS[1]}, removed_names={"dram": KEYS[3]}), 10.0)
+    found = rows(directory, KEYS)
+    assert found.holders(0) == [("a", "a:1", 1)]
+    assert sorted(found.holders(1)) == [("a", "a:1", 1), ("b", "b:1", 3)]
+    assert found.known() == [True, True, False, False, False, False]
+    (run,) = directory.handle("x", Where(op=2, names=b"".join(KEYS), run=True), 10.0)
+    assert isinstance(run, Places)
+    assert len(run.places) == 2 * 8
+
+
+def test_absence_is_unknown_until_every_node_has_announced_and_while_one_may_come_back() -> None:
+    directory = Directory(2.0, 0.0)
+    value_node(directory, "a", KEYS[:1], 1.0)
+    assert rows(directory, KEYS[:2], 1.0).known() == [True, None]  # young
+    directory.handle("a", Heartbeat(seq=1), 3.0)
+    assert rows(directory, KEYS[:2], 3.0).known() == [True, False]
+    directory.handle("b", Join(node_id="b", epoch=1, address="b:1", layout=b""), 3.0)
+    assert rows(directory, KEYS[:2], 3.0).known() == [True, None]
+    directory.handle("b", Announce(seq=1, reset=True, added_names={"ssd": KEYS[1]}, last=False), 3.0)
+    assert rows(directory, KEYS[:3], 3.0).known() == [True, True, None]  # what was said so far is true
+    directory.handle("b", Announce(seq=2), 3.0)
+    assert rows(directory, KEYS[:3], 3.0).known() == [True, True, False]
+    directory.gone("b", 3.0)
+    assert rows(directory, KEYS[:2], 3.0).known() == [True, None]
+    directory.handle("a", Heartbeat(seq=1), 5.0)
+    directory.tick(5.1)
+    assert rows(directory, KEYS[:2], 5.1).known() == [True, False]
+    assert rows(directory, KEYS[:1], 7.1).known() == [None]  # nobody hears of a
+
+
+def test_a_directory_that_knows_the_membership_need_not_be_old_to_be_sure() -> None:
+    directory = Directory(2.0, 0.0)
+    directory.expect({"a", "b"})
+    value_node(directory, "a", KEYS[:1], 0.1)
+    assert rows(directory, KEYS[:2], 0.1).known() == [True, None]
+    value_node(directory, "b", [], 0.2)
+    assert rows(directory, KEYS[:2], 0.2).known() == [True, False]
+
+
+def settle(directory: Directory, now: float) -> list[tuple[object, Repair]]:
+    hints, more = [], True
+    while more:
+        messages, more = directory.tick(now)
+        hints += [(connection, message) for connection, message in messages if isinstance(message, Repair)]
+    return hints
+
+
+def test_a_lost_nodes_replicas_are_made_again_on_nodes_that_lack_them() -> None:
+    directory = Directory(2.0, 0.0)
+    names = chain("v", 300)
+    value_node(directory, "a", names, replicas=2)
+    value_node(directory, "b", names[:200], replicas=2)
+    value_node(directory, "c", names[200:280], replicas=2)
+    directory.gone("a", 10.0)
+    assert settle(directory, 11.0) == []  # it may come back
+    for node in "bc":
+        directory.handle(node, Heartbeat(seq=1, free_bytes=50, total_bytes=100), 12.0)
+    hints = settle(directory, 12.1)
+    assert {(source, hint.target, len(hint.names) // 32) for source, hint in hints} == {("b", "c", 200), ("c", "b", 80)}
+    assert directory.counters["names_lost"] == 20
+    assert len(directory.table) == 280
+
+
+def test_a_node_that_comes_back_with_less_is_repaired_and_with_everything_is_not() -> None:
+    directory = Directory(2.0, 0.0)
+    names = chain("v", 40)
+    value_node(directory, "a", names, replicas=2)
+    value_node(directory, "b", names, replicas=2)
+    directory.gone("a", 10.0)
+    value_node(directory, "a", names[:30], 10.5, replicas=2)
+    hints = settle(directory, 10.5)
+    assert {(source, hint.target) for source, hint in hints} == {("b", "a")}
+    asked = b"".join(hint.names for _, hint in hints)
+    assert sorted(asked[at : at + 32] for at in range(0, len(asked), 32)) == sorted(names[30:])
+    directory.gone("b", 10.6)
+    value_node(directory, "b", names, 10.7, replicas=2)
+    assert settle(directory, 10.7) == []
+
+
+def test_single_names_may_want_more_replicas_than_their_node_says() -> None:
+    directory = Directory(2.0, 0.0)
+    for node in "abc":
+        value_node(directory, node, KEYS[:2])
+    directory.handle("b", Announce(seq=2, added_names={"dram": KEYS[1]}, wanted={3: KEYS[1]}), 10.0)
+    value_node(directory, "d", [])
+    directory.gone("a", 10.0)
+    for node in "bcd":
+        directory.handle(node, Heartbeat(seq=2 if node == "b" else 1), 12.0)
+    ((_, hint),) = settle(directory, 12.1)
+    assert (hint.target, hint.names) == ("d", KEYS[1])
+
+
+def test_a_big_announcement_is_worked_on_in_steps_between_which_others_are_answered() -> None:
+    directory = Directory(2.0, 0.0)
+    value_node(directory, "a", KEYS[:1])
+    names = chain("big", 10_000)
+    steps = directory.steps("a", Announce(seq=2, added={"dram": names}), 10.0)
+    next(steps)
+    assert rows(directory, [names[0], names[-1]]).known() == [True, False]
+    assert len(list(steps)) == 2
+    assert rows(directory, [names[0], names[-1]]).known() == [True, True]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from anabranch.core.errors import Unavailable
+from anabranch.core.live.handshake import OPEN_DIALER, Dialer
 from anabranch.core.messages import Message
+from anabranch.store.live.directory_feed import AnnouncingNode, Feed
 from anabranch.store.live.directory_lanes import Lanes
 from anabranch.store.messages import ListNodes, NodeList, NodeRow, Places, Where
 from anabranch.store.shards import Whereabouts, join, shard_addresses, split
@@ -15,22 +18,47 @@ from anabranch.store.values.scope import NAME_BYTES
 
 ASK_NAMES = 65_536
 NODES_FRESH_S = 0.5
+NOTHING: Mapping[str, bytes] = {}
+NO_WISHES: Mapping[int, bytes] = {}
 
 
 class DirectoryLink:
-    """`addresses`: host:port of each shard in order, comma-separated. Thread-safe; questions run on the caller's
-    thread. A shard that does not answer delays a caller until its deadline once; after that its names are unknown at
-    once until it answers again.
+    """`addresses`: host:port of each shard in order, comma-separated, or `etcd://host:port,…`. Thread-safe; questions
+    run on the caller's thread. A shard that does not answer delays a caller until its deadline once; after that its
+    names are unknown at once until it answers again. With `node`, everything that node holds is announced, and again
+    whenever a shard has lost it. `dial`: how to prove who we are.
 
     Raises ConfigError for addresses that are none.
     """
 
-    def __init__(self, addresses: str) -> None:
-        self._shards: Callable[[], list[str]]
-        fixed = shard_addresses(addresses)
-        self._shards = lambda: fixed
-        self._lanes = Lanes()
+    def __init__(self, addresses: str, node: AnnouncingNode | None = None, dial: Dialer = OPEN_DIALER) -> None:
+        self._lanes = Lanes(dial)
         self._nodes: tuple[float, list[NodeRow]] = (-1e9, [])
+        self._feeds: list[Feed] = []
+        fixed = shard_addresses(addresses)
+        self._shards: Callable[[], list[str]] = lambda: fixed
+        if node is not None:
+            count = len(self._shards())
+            self._feeds = [
+                Feed(node, shard, count, partial(self._address, shard), self._lanes.up, dial) for shard in range(count)
+            ]
+
+    @property
+    def joined(self) -> bool:
+        """Every shard has been told what the node holds."""
+        return all(feed.joined for feed in self._feeds)
+
+    def announce(
+        self,
+        added: Mapping[str, bytes] = NOTHING,
+        removed: Mapping[str, bytes] = NOTHING,
+        wanted: Mapping[int, bytes] = NO_WISHES,
+    ) -> None:
+        """Tier → names that this node now holds, or no longer holds; replica count → those of the added names that want
+        another number of replicas than `Join.replicas`. What is removed counts before what is added. Never blocks; a
+        shard that is away hears it when it is back."""
+        for feed in self._feeds:
+            feed.changed(added, removed, wanted)
 
     def where(self, names: bytes, run: bool = False, timeout_s: float = 1.0) -> Whereabouts:
         """Who holds these values (32 bytes each)? `run`: only up to the first that nobody is known to hold. Names of a
@@ -53,7 +81,7 @@ class DirectoryLink:
         asked, rows = self._nodes
         now = time.monotonic()
         if now - asked > NODES_FRESH_S:
-            answers = self._ask({address: ListNodes(op=0) for address in self._shards()}, now + timeout_s)
+            answers = self._ask({address: ListNodes(op=0) for address in self._shards() if address}, now + timeout_s)
             found = {
                 row.node_id: row for answer in answers.values() if isinstance(answer, NodeList) for row in answer.nodes
             }
@@ -62,7 +90,12 @@ class DirectoryLink:
         return rows
 
     def close(self) -> None:
+        for feed in self._feeds:
+            feed.close()
         self._lanes.close()
+
+    def _address(self, shard: int) -> str:
+        return self._shards()[shard]
 
     def _where(self, names: bytes, run: bool, deadline: float) -> Whereabouts:
         addresses = self._shards()
@@ -78,7 +111,7 @@ class DirectoryLink:
             answer = answers.get(address)
             if isinstance(answer, Places):
                 parts.append((Whereabouts(answer.places, answer.members, answer.unknown), rows))
-            elif answer is not None:
+            elif rows is None or rows:
                 parts.append((Whereabouts(b"", unknown=True), rows))
         found = join(len(names) // NAME_BYTES, parts)
         if run and len(addresses) > 1:
@@ -87,6 +120,8 @@ class DirectoryLink:
 
     def _ask(self, questions: dict[str, Message], deadline: float) -> dict[str, Message | Unavailable]:
         """Raises Unavailable if nobody answers."""
+        if not questions:
+            raise Unavailable("nobody leads the directory at the moment; a new leader takes over within seconds")
         answers = self._lanes.ask(questions, deadline)
         failures = [answer for answer in answers.values() if isinstance(answer, Unavailable)]
         if failures and len(failures) == len(answers):
