@@ -128,14 +128,13 @@ class LogIndex:
         """A segment found on disk. Call in order of segment numbers."""
         self.segments[segment.number] = segment
         self.next_segment = max(self.next_segment, segment.number + 1)
-        self._clock += segment.cursor
         segment.tick = self._clock
         for first, entries in frames:
             for sequence, entry in enumerate(entries, first):
                 item = Item(entry.record, segment.number, entry.offset, entry.stored, sequence)
                 other = self._items.get(entry.name)
                 if removals.covers(item) or (other is not None and other.sequence > sequence):
-                    segment.items.append(item)
+                    self.bury(item)
                 else:
                     self.add(item)
             self.next_sequence = max(self.next_sequence, first + len(entries))
@@ -167,6 +166,10 @@ class LogIndex:
         segment.live_bytes += item.stored
         self._warm(segment, item.stored)
         self._clock += item.stored
+
+    def bury(self, item: Item) -> None:
+        """It lies in its segment and is not to be found."""
+        self.segments[item.segment].items.append(item)
 
     def use(self, item: Item) -> None:
         item.uses += 1

@@ -3,14 +3,14 @@
     segment file  v1-<id>.seg     data → · · · free · · · ← index
     removed.log                   removals, one after another
 
-Data grows upwards from the first byte, the index downwards from the last one, so that neither 64-byte values nor those of
-many megabytes waste what the other would need. The index is a row of *frames*, each written after the data it describes:
+Data grows upwards from the first byte, the index downwards from the last one, so that neither 64-byte values nor those
+of many megabytes waste what the other would need. The index is a row of *frames*, each written after its data:
 
     … [body of frame 2][trailer 2][body of frame 1][trailer 1] end of file
 
-A frame is never changed once written, and its checksum covers its segment's id: a page that holds old and new frames has
-equal old bytes before and after any torn write, and frames of the file's earlier life do not count. A kill between data
-and frame loses values that nobody was told about. Packs of the backing tier end in one frame of the same form.
+A frame is never changed once written, and its checksum covers its segment's id: a page that holds old and new frames
+has equal old bytes before and after any torn write, and frames of the file's earlier life do not count. A kill between
+data and frame loses values that nobody was told about. Packs of the backing tier end in one frame of the same form.
 """
 
 from __future__ import annotations
