@@ -195,6 +195,7 @@ def test_a_node_that_comes_back_with_less_is_repaired_and_with_everything_is_not
     assert {(source, hint.target) for source, hint in hints} == {("b", "a")}
     asked = b"".join(hint.names for _, hint in hints)
     assert sorted(asked[at : at + 32] for at in range(0, len(asked), 32)) == sorted(names[30:])
+    directory.handle("a", Announce(seq=2, added_names={"dram": asked}), 10.6)
     directory.gone("b", 10.6)
     value_node(directory, "b", names, 10.7, replicas=2)
     assert settle(directory, 10.7) == []
