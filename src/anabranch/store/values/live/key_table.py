@@ -34,7 +34,7 @@ class CompiledKeyTable:
         self._table = native.table_open(os.urandom(16))
         if not self._table:
             raise Overloaded("no memory for the table of keys")
-        weakref.finalize(self, native.table_close, self._table)
+        weakref.finalize(self, native.table_close, self._table).atexit = False
 
     def add(self, member: int, tier: int, names: bytes) -> int:
         check(names, member, tier)

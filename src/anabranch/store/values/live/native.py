@@ -13,7 +13,7 @@ from functools import cache
 from anabranch.core.live.native_build import load_short_calls
 
 PACKAGE = "anabranch.store.values.live"
-SOURCES = ("native.c", "key_cutter.h", "blake3_lanes.h", "key_table.h")
+SOURCES = ("native.c", "key_cutter.h", "blake3_lanes.h", "key_table.h", "shared_index.h")
 _P, _S, _I, _H = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
 _U32, _U64, _I64 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64
 _CALLS = {
@@ -28,6 +28,19 @@ _CALLS = {
     "table_span": (_U64, (_H, _U32, _U64, _H)),
     "table_held": (_U64, (_H, _P, _U32, _U32, _P)),
     "table_sweep": (None, (_H, _P, _U32, _U32)),
+    "index_open": (_H, (_I, _S, _I)),
+    "index_close": (None, (_H,)),
+    "index_state": (_U64, (_H,)),
+    "index_count": (_U64, (_H,)),
+    "index_present": (None, (_H, _P, _S, _P, _P)),
+    "index_present_keys": (_I, (_H, _P, _S, _P, _S, _P, _S, _P, _P, _P)),
+    "index_find": (None, (_H, _P, _S, _P, _P)),
+    "index_still": (_I, (_H, _P, _U64, _U64, _U32)),
+    "index_put": (_I, (_H, _P, _P, _U64, _U64, _U32)),
+    "index_discard": (None, (_H, _P)),
+    "index_entries": (_U64, (_H, _H, _U64, _P)),
+    "index_rebuild": (_I, (_H,)),
+    "index_retire": (None, (_H,)),
 }
 
 fresh_bytes = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
