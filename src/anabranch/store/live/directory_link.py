@@ -8,7 +8,6 @@ from functools import partial
 
 from anabranch.core.errors import Unavailable
 from anabranch.core.live.handshake import OPEN_DIALER, Dialer
-from anabranch.core.live.handshake import OPEN_DIALER, Dialer
 from anabranch.core.messages import Message
 from anabranch.store.live.directory_feed import AnnouncingNode, Feed
 from anabranch.store.live.directory_lanes import Lanes
