@@ -157,6 +157,10 @@ class SliceQueue(Generic[R, S]):
     def waiting(self) -> int:
         return len(self._waiting)
 
+    def unfinished(self) -> list[S]:
+        """Slices that wait or are under way."""
+        return [item for item, _ in self._waiting] + [item for lost in self._under_way.values() for item in lost]
+
     def next(self, rail: R, now: float) -> S | None:
         """A slice for this rail. None: there is none for it now; unless `finished`, ask again after any `done` or
         `failed`, or at the spread's `retry_at()`. A rail gets none if the others would be done with all that is left
@@ -186,6 +190,14 @@ class SliceQueue(Generic[R, S]):
         self._waiting.extendleft(reversed(lost.items()))
         self._waiting_bytes += sum(lost.values())
         return list(lost)
+
+    def put_back(self, rail: R, item: S) -> None:
+        """The slice has to be sent again, and the rail is not to blame."""
+        count = self._under_way.get(rail, {}).pop(item, None)
+        if count is not None:
+            self._spread.give_back(rail, count)
+            self._waiting.appendleft((item, count))
+            self._waiting_bytes += count
 
     def _better_left(self, rail: R, count: int, now: float) -> bool:
         spread = self._spread

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -77,7 +78,7 @@ def connect_rail(
     return sock
 
 
-def _resolve(address: str) -> tuple[socket.AddressFamily, object]:
+def _resolve(address: str) -> tuple[socket.AddressFamily, Any]:
     if address.startswith("unix:"):
         return socket.AF_UNIX, address[5:]
     host, port = host_of(address), address.rpartition(":")[2]
@@ -204,7 +205,7 @@ class Links:
         return self._shapers[nic.name]
 
     def nic_of(self, sock: socket.socket) -> Nic | None:
-        """Through which NIC an accepted connection came; None for UNIX sockets and loopback."""
+        """Through which NIC an accepted connection came; None: through none of the topology's, e.g. a UNIX socket."""
         if sock.family not in (socket.AF_INET, socket.AF_INET6):
             return None
         host = str(sock.getsockname()[0]).removeprefix("::ffff:")

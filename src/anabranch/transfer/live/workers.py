@@ -26,16 +26,18 @@ class Workers:
         """Jobs queued or running."""
         return self._outstanding
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], None]) -> bool:
+        """False: closed, the job will not run."""
         with self._lock:
             if self._closed:
-                return
+                return False
             self._outstanding += 1
             self._jobs.put(job)
             if len(self._threads) < min(self._limit, self._outstanding):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.add(thread)
                 thread.start()
+            return True
 
     def close(self, timeout_s: float = 5.0) -> None:
         """No new jobs; wait for running ones. The caller has made sure that they end."""

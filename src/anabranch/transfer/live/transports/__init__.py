@@ -1,0 +1,1 @@
+"""Implementations of `transfer.transport`, chosen by name."""
