@@ -59,14 +59,14 @@ class DictKeyTable:
         return answer.tobytes()
 
     def held(self, members: Iterable[int], at: int, count: int) -> tuple[bytes, int]:
-        wanted, names = frozenset(members), []
+        wanted, names = known(members), []
         at, end = self._span(at, count)
         for part in self._parts[at:end]:
             names += [name for name, holders in part.items() if any(_member(place) in wanted for place in holders)]
         return b"".join(names), end % _PARTS
 
     def sweep(self, dead: Iterable[int], at: int, count: int) -> int:
-        gone = frozenset(dead)
+        gone = known(dead)
         at, end = self._span(at, count)
         for part in self._parts[at:end]:
             for name, holders in list(part.items()):
@@ -91,6 +91,8 @@ class DictKeyTable:
 
     def _span(self, at: int, count: int) -> tuple[int, int]:
         """Whole parts, so that no change between two calls hides an entry."""
+        if not 0 <= at < _PARTS:
+            raise InvalidInput(f"position {at} is none that this table gave")
         start, seen = at, 0
         while at < _PARTS and (seen == 0 or seen < count):
             seen += len(self._parts[at])
@@ -105,6 +107,14 @@ def check(names: bytes, member: int = 0, tier: int = ALL_TIERS) -> None:
         raise InvalidInput(f"a member is a number from 0 to {MAX_MEMBER}, not {member}")
     if not 0 < tier <= ALL_TIERS:
         raise InvalidInput(f"tiers are bits from 1 to {ALL_TIERS}, not {tier}")
+
+
+def known(members: Iterable[int]) -> frozenset[int]:
+    """Raises InvalidInput if one of them is no member's number."""
+    numbers = frozenset(members)
+    for number in numbers:
+        check(b"", number)
+    return numbers
 
 
 def _member(place: int) -> int:

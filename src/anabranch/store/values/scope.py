@@ -39,12 +39,25 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 def name_of(key: Key, name_key: bytes) -> bytes:
-    """The name of one key (many at once: `store.values.live.names`). Raises InvalidInput if it is empty or longer than
-    MAX_KEY_BYTES. A str is its UTF-8 bytes."""
-    data = key.encode() if isinstance(key, str) else bytes(key)
+    """The name of one key (many at once: `store.values.live.names`). Raises InvalidInput as `key_bytes`, and if it is
+    empty or longer than MAX_KEY_BYTES."""
+    data = key_bytes(key)
     if not 0 < len(data) <= MAX_KEY_BYTES:
         raise InvalidInput(f"a key has 1 to {MAX_KEY_BYTES} bytes, this one has {len(data)}")
     return blake3(data, key=name_key).digest()
+
+
+def key_bytes(key: Key) -> bytes:
+    """Bytes as they are, a str as UTF-8. Raises InvalidInput for text that UTF-8 does not know and for anything
+    else."""
+    if isinstance(key, bytes):
+        return key
+    try:
+        return key.encode() if isinstance(key, str) else bytes(memoryview(key))
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"a key is not valid Unicode: {error.reason}") from error
+    except TypeError as error:
+        raise InvalidInput(f"a key is text or bytes, not {type(key).__name__}") from error
 
 
 def _fields(*parts: str) -> bytes:

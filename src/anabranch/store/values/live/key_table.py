@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from anabranch.core.errors import InvalidInput, Overloaded
 from anabranch.store.values.contracts import KeyTable
-from anabranch.store.values.key_table import HOLDERS, MAX_MEMBER, DictKeyTable, check
+from anabranch.store.values.key_table import HOLDERS, MAX_MEMBER, DictKeyTable, check, known
 from anabranch.store.values.live.native import fresh_bytes, library
 from anabranch.store.values.scope import NAME_BYTES
 
@@ -98,7 +98,6 @@ def _parts(names: bytes) -> list[bytes]:
 
 def _bits(members: Iterable[int]) -> bytes:
     bits = bytearray(MAX_MEMBER // 8 + 1)
-    for member in members:
-        check(b"", member)
+    for member in known(members):
         bits[member >> 3] |= 1 << (member & 7)
     return bytes(bits)

@@ -7,12 +7,12 @@ names that are only looked up.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from anabranch.core.errors import InvalidInput
 from anabranch.store.values.live.native import fresh_bytes, library
-from anabranch.store.values.scope import NAME_BYTES, Key, name_of
+from anabranch.store.values.scope import NAME_BYTES, Key, key_bytes, name_of
 
 _TEXT_SEPARATOR = b"\0"
 _BYTES_SEPARATOR = b"\0\x9d\x2b\xe7\x51\xc8\x76\x1f"
@@ -58,27 +58,22 @@ def joined(keys: Sequence[Key]) -> Joined:
 
 
 def joined_by_size(keys: Sequence[Key]) -> Joined:
-    """Any keys. Raises InvalidInput for text that UTF-8 does not know and for what is neither text nor bytes."""
-    parts = [_bytes_of(key, index) for index, key in enumerate(keys)]
+    """Any keys. Raises InvalidInput, naming the index, for what `scope.key_bytes` refuses."""
+    parts = [_indexed(key_bytes, key, index) for index, key in enumerate(keys)]
     return Joined(b"".join(parts), b"", array("I", map(len, parts)).tobytes())
 
 
 def names_in_python(keys: Sequence[Key], name_key: bytes) -> bytes:
     """The twin of the compiled call; also says which key is wrong."""
-    return b"".join(_name(key, name_key, index) for index, key in enumerate(keys))
+
+    def name(key: Key) -> bytes:
+        return name_of(key, name_key)
+
+    return b"".join(_indexed(name, key, index) for index, key in enumerate(keys))
 
 
-def _name(key: Key, name_key: bytes, index: int) -> bytes:
+def _indexed(step: Callable[[Key], bytes], key: Key, index: int) -> bytes:
     try:
-        return name_of(_bytes_of(key, index), name_key)
+        return step(key)
     except InvalidInput as error:
         raise InvalidInput(f"key {index}: {error}") from error
-
-
-def _bytes_of(key: Key, index: int) -> bytes:
-    try:
-        return key.encode() if isinstance(key, str) else bytes(memoryview(key))
-    except UnicodeEncodeError as error:
-        raise InvalidInput(f"key {index}: not valid Unicode: {error.reason}") from error
-    except TypeError as error:
-        raise InvalidInput(f"key {index}: a key is text or bytes, not {type(key).__name__}") from error
