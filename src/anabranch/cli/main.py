@@ -35,10 +35,14 @@ COMMANDS: dict[str, Entry] = {
     "size": Entry("size:command", "Bytes of K/V per token and block of a model, and how many requests fit."),
     "config": Entry("config:command", "Print the effective configuration and where each value comes from."),
     "doctor": Entry("doctor:command", "Check that this machine can serve, and say what to change where it cannot."),
-    "directory": Entry("process:directory", "Run the directory of a cluster (started by `up`)."),
-    "node": Entry("process:node", "Run one node of a cluster (started by `up`)."),
+    "directory": Entry("directory:command", "Store: run a directory, which knows who holds which value."),
+    "node": Entry("node:command", "Store: run a node, which keeps values in memory and on disk."),
+    "store": Entry("store:command", "Store: look after its nodes and values (status, ls, get, put, verify, drain, …)."),
+    "top": Entry("top:command", "Store: watch directory and nodes live."),
     "engine": Entry("process:engine", "Run one engine of a cluster (started by `up`)."),
     "gateway": Entry("process:gateway", "Run the gateway of a cluster (started by `up`)."),
+    "up-directory": Entry("process:directory", "Run the directory of a cluster (started by `up`).", hidden=True),
+    "up-node": Entry("process:node", "Run one node of a cluster (started by `up`).", hidden=True),
 }
 
 

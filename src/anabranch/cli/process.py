@@ -44,7 +44,10 @@ def _begin(spec_file: str, process: str, parent: int | None) -> ClusterSpec:
     return spec
 
 
-@click.command(epilog="Example: `anabranch directory --spec cluster.json`, with the file that `anabranch up` writes.")
+@click.command(
+    name="up-directory",
+    epilog="Example: `anabranch up-directory --spec cluster.json`, with the file that `anabranch up` writes.",
+)
 @_SPEC
 @_PARENT
 def directory(spec_file: str, parent: int | None) -> None:
@@ -54,7 +57,7 @@ def directory(spec_file: str, parent: int | None) -> None:
         entry.run_directory(spec)
 
 
-@click.command(epilog="Example: `anabranch node --spec cluster.json --id prefill-0`.")
+@click.command(name="up-node", epilog="Example: `anabranch up-node --spec cluster.json --id prefill-0`.")
 @_SPEC
 @_ID
 @_PARENT

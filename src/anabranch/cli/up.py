@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 import click
 
 from anabranch.cli.settings import effective, with_settings
+from anabranch.cli.stop_signals import stop_signals
 from anabranch.cluster.settings import Settings, settings_of
 from anabranch.core.config import refuse
 
@@ -57,7 +54,7 @@ def _serve(settings: Settings, verbose: bool) -> int:
     )
     began = time.monotonic()
     follower: LogFollower | None = None
-    with _signals(cluster.kill_all) as stop:
+    with stop_signals(cluster.kill_all) as stop:
         try:
             if verbose:
                 follower = LogFollower(console, cluster.folder.path / LOG_FOLDER)
@@ -74,31 +71,4 @@ def _serve(settings: Settings, verbose: bool) -> int:
             cluster.stop()
             if follower is not None:
                 follower.close()
-    return 130 if stop.number == signal.SIGINT else 0
-
-
-class _Stop:
-    """What the signal handlers know: whether to stop, and which signal said so."""
-
-    def __init__(self) -> None:
-        self.requested = threading.Event()
-        self.number = 0
-
-
-@contextmanager
-def _signals(kill: Callable[[], None]) -> Iterator[_Stop]:
-    """First SIGINT, SIGTERM or SIGHUP: ask to stop; second: kill."""
-    stop = _Stop()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stop.requested.is_set():
-            kill()
-        stop.number = stop.number or number
-        stop.requested.set()
-
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    return stop.exit_code

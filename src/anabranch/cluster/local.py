@@ -25,6 +25,13 @@ LONGEST_SOCKET_PATH = 107
 SYNTHETIC = ("tripwire", "paced")
 
 Kind = Literal["directory", "node", "engine", "gateway"]
+# `anabranch directory` and `anabranch node` are the store's, for people.
+COMMANDS: dict[Kind, str] = {
+    "directory": "up-directory",
+    "node": "up-node",
+    "engine": "engine",
+    "gateway": "gateway",
+}
 START_STAGE: dict[Kind, int] = {"directory": 0, "node": 1, "engine": 2, "gateway": 2}
 STOP_STAGE: dict[Kind, int] = {"gateway": 0, "engine": 1, "node": 2, "directory": 3}
 

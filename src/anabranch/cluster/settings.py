@@ -16,6 +16,7 @@ from anabranch.core.config import Entry, LogConfig, Resolved, Sections
 from anabranch.engine.config import EngineConfig
 from anabranch.serving.config import GatewayConfig
 from anabranch.store.config import DirectoryConfig, NodeConfig
+from anabranch.store.values.config import LinkConfig, SecurityConfig, StoreConfig, WriteConfig
 
 SECTIONS: Sections = {
     "model": ModelChoice,
@@ -24,8 +25,13 @@ SECTIONS: Sections = {
     "node": NodeConfig,
     "directory": DirectoryConfig,
     "gateway": GatewayConfig,
+    "store": StoreConfig,
+    "write": WriteConfig,
+    "link": LinkConfig,
+    "security": SecurityConfig,
     "log": LogConfig,
 }
+ADMISSIONS = ("second-use", "all", "evicted")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 _LISTEN = re.compile(r"[^:\s]+:[0-9]{1,5}")
@@ -40,6 +46,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeConfig = NodeConfig()
     directory: DirectoryConfig = DirectoryConfig()
     gateway: GatewayConfig = GatewayConfig()
+    store: StoreConfig = StoreConfig()
+    write: WriteConfig = WriteConfig()
+    link: LinkConfig = LinkConfig()
+    security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
 
 
@@ -80,6 +90,26 @@ def contradictions(settings: Settings) -> Iterator[str]:
     for key, listen in (("node.listen", node.listen), ("directory.listen", settings.directory.listen)):
         if not _LISTEN.fullmatch(listen) or int(listen.rpartition(":")[2]) > 65535:
             yield f'{key} = "{listen}": expected host:port, e.g. 127.0.0.1:0'
+
+
+def store_contradictions(settings: Settings) -> Iterator[str]:
+    """The same for the sections of the store's own processes."""
+    store, security = settings.store, settings.security
+    if store.ssd_bytes == 0 and store.ssd_dir:
+        yield f'store.ssd_dir = "{store.ssd_dir}" but store.ssd_bytes = 0: give the tier a size (--ssd 100GiB)'
+    if settings.write.admission not in ADMISSIONS:
+        yield f'write.admission = "{settings.write.admission}": expected one of {", ".join(ADMISSIONS)}'
+    for key, listen in (("store.listen", store.listen), ("directory.listen", settings.directory.listen)):
+        if not _LISTEN.fullmatch(listen) or int(listen.rpartition(":")[2]) > 65535:
+            yield f'{key} = "{listen}": expected host:port, e.g. 127.0.0.1:7070'
+    tls = {"tls_cert": security.tls_cert, "tls_key": security.tls_key, "tls_ca": security.tls_ca}
+    if any(tls.values()) and (missing := [key for key, value in tls.items() if not value]):
+        yield f"security.{missing[0]} is empty: TLS needs tls_cert, tls_key and tls_ca"
+    if settings.directory.node_ttl_s <= store.heartbeat_s:
+        yield (
+            f"directory.node_ttl_s = {settings.directory.node_ttl_s:g}s is not longer than store.heartbeat_s = "
+            f"{store.heartbeat_s:g}s: every node would be forgotten between two heartbeats"
+        )
 
 
 # --- named flags ------------------------------------------------------------------------------------------------

@@ -248,7 +248,7 @@ def require_extras(model: ModelChoice) -> None:
 
 def command(process: local.Process, spec_path: Path) -> list[str]:
     """How to run one process of a cluster."""
-    argv = [sys.executable, "-m", "anabranch", process.kind, "--spec", str(spec_path)]
+    argv = [sys.executable, "-m", "anabranch", local.COMMANDS[process.kind], "--spec", str(spec_path)]
     if process.member_id:
         argv += ["--id", process.member_id]
     return [*argv, "--parent", str(os.getpid())]

@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -44,3 +46,14 @@ def resident_bytes(pid: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+def tell_service_manager(state: str, variables: Mapping[str, str]) -> None:
+    """`READY=1`, `STOPPING=1`, … for systemd units of Type=notify (sd_notify(3)); nothing where no one listens."""
+    address = variables.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    # A leading @ is how an abstract socket is written.
+    where = "\0" + address[1:] if address.startswith("@") else address
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.sendto(state.encode(), where)

@@ -1,0 +1,42 @@
+"""A process of the store at the command line: one ready line, then until a signal."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+import click
+
+from anabranch.cli.stop_signals import stop_signals
+from anabranch.core.config import LogConfig
+from anabranch.core.live.logging import configure
+from anabranch.core.live.process import tell_service_manager
+
+
+class Process(Protocol):
+    @property
+    def address(self) -> str: ...
+    @property
+    def metrics_address(self) -> str: ...
+    def stop(self) -> None: ...
+
+
+def serve(name: str, log: LogConfig, start: Callable[[], Process]) -> int:
+    """Start, say where on stdout, wait for SIGINT or SIGTERM, stop. A second signal ends the process at once."""
+    configure(log, name)
+    # What the process writes (sockets, arenas, files) is its owner's alone.
+    os.umask(0o077)
+    with stop_signals(lambda: os._exit(130)) as stop:
+        process = start()
+        try:
+            metrics = f" (metrics at http://{process.metrics_address}/metrics)" if process.metrics_address else ""
+            click.echo(f"{name} ready at {process.address}{metrics}")
+            logging.getLogger(__name__).info("ready", extra={"address": process.address})
+            tell_service_manager("READY=1", os.environ)
+            stop.requested.wait()
+            tell_service_manager("STOPPING=1", os.environ)
+        finally:
+            process.stop()
+    return stop.exit_code
