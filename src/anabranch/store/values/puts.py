@@ -7,15 +7,17 @@ to finish has stored it, the other learns that its bytes are the same (PRESENT) 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from anabranch.core.errors import WireError
+from anabranch.paging.extents import rounded
 from anabranch.store.leases import Leases
+from anabranch.store.values.contracts import Record
 from anabranch.store.values.entries import Entry, ScopeState
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.scope import NAME_BYTES
 from anabranch.store.values.shelf import Shelf
-from anabranch.store.values.slices import SLICE_BYTES, slice_count, value_sum
+from anabranch.store.values.slices import SLICE_BYTES, slice_count
 
 PUT_IDLE_S = 30.0
 """A put of which nothing arrives for so long is abandoned."""
@@ -69,6 +71,8 @@ class Puts:
         self._next = 0
         self.closing = False
         """Take no new values (the node drains)."""
+        self.below: Callable[[ScopeState, bytes], tuple[int, Record] | None] | None = None
+        """Looks a value up in the tiers below DRAM, in memory."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -150,6 +154,15 @@ class Puts:
         if put.over and not item.writing:
             self._give_back(item)
 
+    def slice_bytes(self, put: Put, index: int, slice_: int) -> int:
+        return min(SLICE_BYTES, put.items[index].size - slice_ * SLICE_BYTES)
+
+    def in_its_own_way(self, put: Put) -> bool:
+        """What does not fit would if the put's other items were not there: waiting for others does not help."""
+        own = sum(rounded(item.size) for item in put.items if item.outcome is SEND)
+        wanted = min((rounded(item.size) for item in put.items if item.outcome is FULL), default=0)
+        return own > 0 and wanted <= self._shelf.evictable_bytes + own
+
     def get(self, session: object, number: int) -> Put | None:
         put = self._open.get(number)
         return put if put is not None and put.session is session else None
@@ -205,11 +218,19 @@ class Puts:
         shelf.counters["put_bytes"] += item.size
         return shelf.commit(scope, item.name, item.size, sums, item.parent, item.start)
 
-    def compare(self, item: Item, sums: Sequence[int]) -> None:
+    def compare(self, item: Item, sums: tuple[int, ...]) -> None:
         """An inline item whose name was there: now that its sums are known, is it the same?"""
-        known = item.scope.entries.get(item.name)
-        if item.outcome is PRESENT and known is not None and value_sum(item.size, sums) != known.sum:
+        known = self.sums_of(item)
+        if item.outcome is PRESENT and known is not None and sums != known:
             item.outcome = DIFFERS
+
+    def sums_of(self, item: Item) -> tuple[int, ...] | None:
+        """Of the value that is stored under the item's name."""
+        entry = item.scope.entries.get(item.name)
+        if entry is not None:
+            return entry.sums
+        located = self.below(item.scope, item.name) if self.below is not None else None
+        return located[1].sums if located is not None else None
 
     def settle(self, entries: list[Entry]) -> None:
         """End the references of new entries, children first."""
@@ -249,6 +270,9 @@ class Puts:
         if known is not None:
             shelf.touch(known)
             return PRESENT if known.size == item.size else DIFFERS
+        located = self.below(scope, item.name) if self.below is not None else None
+        if located is not None:
+            return PRESENT if located[1].size == item.size else DIFFERS
         if self.closing:
             return Outcome.UNREACHABLE
         if item.size > shelf.capacity or (tenant.quota_bytes and item.size > tenant.quota_bytes):

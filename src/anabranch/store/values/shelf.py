@@ -17,6 +17,7 @@ from anabranch.core.errors import InvalidInput, InvariantBroken
 from anabranch.paging.extents import Extents, rounded
 from anabranch.paging.prefix_tree import PrefixTree
 from anabranch.policy.eviction.contract import EvictionPolicy
+from anabranch.store.values.contracts import Record
 from anabranch.store.values.entries import Entry, ScopeState, Tenant
 from anabranch.store.values.scopes import Scopes
 
@@ -67,17 +68,23 @@ class Shelf:
         self._max_entries = max_entries
         self._slots: list[Entry | None] = []
         self._free_slots: list[int] = []
-        self._generation = first_generation
+        self._generation = first_generation - 1
         self._touched: dict[bytes, None] = {}
         self._starts: dict[int, Entry] = {}
         self._ends: dict[int, Entry] = {}
         self._held_bytes = 0
+        self._reserved_bytes = 0
         self._last_size = 0
 
     @property
     def capacity(self) -> int:
         """Bytes of the largest value that can ever fit."""
         return self._extents.size & -4096 or self._extents.size
+
+    @property
+    def generation(self) -> int:
+        """The latest one that was given."""
+        return self._generation
 
     @property
     def free_bytes(self) -> int:
@@ -88,9 +95,19 @@ class Shelf:
         return self._extents.size - self._extents.free
 
     @property
+    def reserved_bytes(self) -> int:
+        """Of values on their way in."""
+        return self._reserved_bytes
+
+    @property
     def held_bytes(self) -> int:
         """Of values that somebody uses."""
         return self._held_bytes
+
+    @property
+    def evictable_bytes(self) -> int:
+        """Free, or used by nobody. At most: an unused value stays while others that are built on it are used."""
+        return self._extents.size - self._reserved_bytes - self._held_bytes
 
     def __len__(self) -> int:
         return len(self._tree)
@@ -148,12 +165,14 @@ class Shelf:
             start = self._make_room(size, need)
         if start is not None:
             tenant.used_bytes += need
+            self._reserved_bytes += need
         return start
 
     def unreserve(self, tenant: Tenant, start: int, size: int) -> None:
         """Give back what `reserve` gave and `commit` did not take."""
         self._extents.give(start, size)
         tenant.used_bytes -= rounded(size)
+        self._reserved_bytes -= rounded(size)
         self.room_made += 1
 
     def settle(self) -> None:
@@ -172,8 +191,7 @@ class Shelf:
                 tree.release(name)
 
     def _make_room(self, size: int, need: int) -> int | None:
-        evictable = self._extents.size - self._extents.free - self._held_bytes
-        if need > self._extents.free + evictable:
+        if need > self.evictable_bytes:
             return None
         self.settle()
         gone = 0
@@ -309,11 +327,24 @@ class Shelf:
         entry.refs = 1
         length = rounded(size)
         self._held_bytes += length
+        self._reserved_bytes -= length
         slots[slot] = entry
         scope.entries[name] = entry
         self._starts[start] = entry
         self._ends[start + length] = entry
         return entry
+
+    def adopt(self, record: Record, start: int) -> Entry:
+        """A value of a former life, whose extent the arena was made around; one reference, as after `commit`."""
+        scope = self.scopes.known(record.scope)
+        length = rounded(record.size)
+        self._reserved_bytes += length
+        scope.tenant.used_bytes += length
+        return self.commit(scope, record.name, record.size, record.sums, record.parent, start)
+
+    def give_up(self, start: int, size: int) -> None:
+        """An extent that the arena was made around is not wanted."""
+        self._extents.give(start, size)
 
     def drop(self, entry: Entry) -> None:
         """Forget a value now; its bytes go with the last reference."""

@@ -1,0 +1,216 @@
+"""How values come into a node: whole ones behind their message, and slices into their extents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from anabranch.core.errors import WireError
+from anabranch.core.faults import Faults
+from anabranch.store.values.entries import Entry
+from anabranch.store.values.live.node_custody import Custody, NodeSession, check_items
+from anabranch.store.values.live.node_lane import NodeLane
+from anabranch.store.values.messages import INLINE_BYTES, Abandon, Granted, Offer, Put, Seal, Slice, Stored
+from anabranch.store.values.outcome import Outcome
+from anabranch.store.values.puts import Item
+from anabranch.store.values.puts import Put as OpenPut
+from anabranch.store.values.slices import slice_count, slice_sum, slice_sums, value_sum
+
+Finish = Callable[[OpenPut, list[Entry]], None]
+"""Called outside the lock with the new entries held: makes them durable and replicated as the put asks; it may change
+outcomes of items."""
+Stored_ = Callable[[list[Entry]], None]
+
+
+class PutDesk:
+    """`finish`: see Finish. `stored` is called under the lock with entries that have just become visible."""
+
+    def __init__(self, custody: Custody, faults: Faults, finish: Finish, stored: Stored_) -> None:
+        self._custody = custody
+        self._faults = faults
+        self._finish = finish
+        self._stored = stored
+
+    def put(self, lane: NodeLane, session: NodeSession, message: Put) -> None:
+        offer, sums = message.offer, message.sums
+        total = sum(offer.sizes)
+        if total > INLINE_BYTES or min(offer.sizes, default=0) < 0:
+            raise WireError(f"a put of {total} bytes behind its message; at most {INLINE_BYTES}")
+        if len(sums) != sum(map(slice_count, offer.sizes)):
+            raise WireError(f"{len(sums)} sums do not belong to the sizes")
+        put = self._begin(session, offer)
+        if put is None:
+            lane.discard(total)
+            lane.send(Stored(op=offer.op, outcomes=bytes([Outcome.DENIED]) * len(offer.sizes)))
+            return
+        custody = self._custody
+        try:
+            right = self._receive(lane, put, sums)
+        except BaseException:
+            with custody.lock:
+                for item in put.items:
+                    if item.outcome is Outcome.SEND:
+                        custody.puts.refuse(item, Outcome.STALE)
+                self._answered(session, put.outcomes)
+                custody.notice()
+            raise
+        entries: list[Entry] = []
+        with custody.lock:
+            at = 0
+            for item, whole in zip(put.items, right, strict=True):
+                count = slice_count(item.size)
+                mine = tuple(sums[at : at + count])
+                at += count
+                self._take(item, mine, whole, entries)
+            self._visible(put, entries, session)
+        self._end(put, entries)
+        lane.send(Stored(op=offer.op, outcomes=put.outcomes))
+
+    def offer(self, lane: NodeLane, session: NodeSession, message: Offer) -> None:
+        put = self._begin(session, message)
+        if put is None:
+            outcomes = bytes([Outcome.DENIED]) * len(message.sizes)
+            lane.send(Granted(op=message.op, put=0, outcomes=outcomes))
+            return
+        with self._custody.lock:
+            number = self._custody.puts.open(put, self._custody.now())
+            there = [item for item in put.items if item.outcome is Outcome.PRESENT]
+            present = [value_sum(item.size, self._custody.puts.sums_of(item) or ()) for item in there]
+            outcomes = put.outcomes
+            if not number:
+                self._answered(session, outcomes)
+        if there and message.durable and not number:
+            self._finish(put, [])
+            outcomes = put.outcomes
+        lane.send(Granted(op=message.op, put=number, outcomes=outcomes, present=present))
+
+    def slice(self, lane: NodeLane, session: NodeSession, message: Slice) -> None:
+        custody = self._custody
+        with custody.lock:
+            put = custody.puts.get(session, message.put)
+            place = custody.puts.begin_slice(session, message.put, message.item, message.slice, custody.now())
+        if put is None:
+            # How long the slice is, only the put knows: what follows on this lane cannot be understood.
+            raise WireError(f"there is no put {message.put}: it was abandoned, or is another caller's")
+        if place is None:
+            lane.discard(custody.puts.slice_bytes(put, message.item, message.slice))
+            return
+        start, length = place
+        view = custody.memory.data[start : start + length]
+        good = False
+        try:
+            lane.receive_into(view)
+            if self._faults.at("node.put.slice") == "flip":
+                view[0] ^= 1
+            good = slice_sum(view) == message.sum
+        finally:
+            with custody.lock:
+                custody.puts.end_slice(put, message.item, message.slice, message.sum if good else None)
+                if not good:
+                    custody.shelf.counters["damaged_slices"] += 1
+                custody.notice()
+
+    def seal(self, lane: NodeLane, session: NodeSession, message: Seal) -> None:
+        custody = self._custody
+        with custody.lock:
+            put = custody.puts.get(session, message.put)
+            if put is None:
+                missing: list[tuple[int, int]] = []
+                outcomes = b""
+            else:
+                missing, entries = custody.puts.seal(put, message.sums, custody.now())
+                self._visible(put, entries, session, over=not missing)
+        if put is not None:
+            self._end(put, entries)
+            outcomes = put.outcomes
+        # No such put: it was given up, and everything of it is stale.
+        lane.send(Stored(op=message.op, outcomes=outcomes, missing=missing))
+
+    def abandon(self, session: NodeSession, message: Abandon) -> None:
+        with self._custody.lock:
+            put = self._custody.puts.get(session, message.put)
+            if put is not None:
+                self._custody.puts.abandon(put)
+                self._answered(session, put.outcomes)
+                self._custody.notice()
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, session: NodeSession, offer: Offer) -> OpenPut | None:
+        check_items(offer.sizes)
+        custody = self._custody
+        with custody.lock:
+            custody.ledger.asked("put", session.caller.tenant, len(offer.sizes))
+            scopes = custody.scopes_of(session, offer.scopes, len(offer.sizes))
+            if scopes is None:
+                self._answered(session, bytes([Outcome.DENIED]) * len(offer.sizes))
+                return None
+            put = custody.puts.begin(
+                session,
+                scopes,
+                offer.names,
+                offer.sizes,
+                chain=offer.chain,
+                parent=offer.parent,
+                durable=offer.durable,
+                replicas=offer.replicas,
+            )
+            full = any(item.outcome is Outcome.FULL for item in put.items)
+        if full and offer.wait_s > 0:
+            custody.wait_for_room(put, offer.wait_s)
+        return put
+
+    def _receive(self, lane: NodeLane, put: OpenPut, sums: Sequence[int]) -> list[bool]:
+        """Bytes into their places; whether each item has the sums that it should."""
+        data = self._custody.memory.data
+        views = []
+        for item in put.items:
+            if item.outcome is Outcome.SEND:
+                views.append(data[item.start : item.start + item.size])
+            else:
+                views.append(memoryview(bytearray(item.size)))
+        if len(views) == 1:
+            lane.receive_into(views[0])
+        else:
+            lane.receive_many(views)
+        if self._faults.at("node.put.inline") == "flip":
+            views[0][0] ^= 1
+        right, at = [], 0
+        for view in views:
+            own = slice_sums(view) if len(view) > 0 else []
+            right.append(own == list(sums[at : at + len(own)]))
+            at += len(own)
+        return right
+
+    def _take(self, item: Item, sums: tuple[int, ...], whole: bool, entries: list[Entry]) -> None:
+        puts = self._custody.puts
+        if not whole:
+            self._custody.shelf.counters["damaged_slices"] += 1
+            if item.outcome is Outcome.SEND:
+                puts.refuse(item, Outcome.DAMAGED)
+            return
+        if item.outcome is Outcome.SEND:
+            entry = puts.commit(item, sums)
+            if entry is not None:
+                entries.append(entry)
+        else:
+            puts.compare(item, sums)
+
+    def _visible(self, put: OpenPut, entries: list[Entry], session: NodeSession, *, over: bool = True) -> None:
+        if entries:
+            self._stored(entries)
+        if over:
+            self._answered(session, put.outcomes)
+        self._custody.notice()
+
+    def _answered(self, session: NodeSession, outcomes: bytes) -> None:
+        self._custody.ledger.answered_all("put", session.caller.tenant, outcomes)
+
+    def _end(self, put: OpenPut, entries: list[Entry]) -> None:
+        if not entries and not put.durable:
+            return
+        try:
+            self._finish(put, entries)
+        finally:
+            with self._custody.lock:
+                self._custody.puts.settle(entries)
+                self._custody.notice()

@@ -1,0 +1,418 @@
+"""A node of the value store: DRAM that clients reach over TCP, a UNIX socket and shared memory, and the tiers below.
+
+**Covers** start, stop, warm restart, lanes and their threads. **Does not cover** what is where (`store.values.shelf`),
+putting and getting (`node_puts`, `node_gets`), lower tiers (`node_tiers`), other nodes (`node_peers`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from anabranch.core.authentication import NONCE_BYTES, OPEN, Access, Caller, must_authenticate
+from anabranch.core.errors import AnabranchError, Unavailable, WireError
+from anabranch.core.faults import NO_FAULTS, Faults
+from anabranch.core.live.link import Listener
+from anabranch.core.live.tls import Tls, certificate_name
+from anabranch.paging.extents import Extents
+from anabranch.policy.eviction.choice import eviction_policy
+from anabranch.store.messages import Stat, StatRequest
+from anabranch.store.values import introduction
+from anabranch.store.values.config import StoreConfig, WriteConfig
+from anabranch.store.values.contracts import BackingTier, DiskTier
+from anabranch.store.values.live.index import SharedIndexWriter
+from anabranch.store.values.live.node_calls import CallDesk
+from anabranch.store.values.live.node_custody import Custody, NodeSession
+from anabranch.store.values.live.node_gets import GetDesk
+from anabranch.store.values.live.node_lane import NodeLane
+from anabranch.store.values.live.node_memory import NodeMemory
+from anabranch.store.values.live.node_mirror import NodeMirror
+from anabranch.store.values.live.node_peers import NodePeers
+from anabranch.store.values.live.node_puts import PutDesk
+from anabranch.store.values.live.node_records import Found, NodeRecords
+from anabranch.store.values.live.node_scopes import ScopeFile
+from anabranch.store.values.live.node_tiers import NodeTiers
+from anabranch.store.values.live.session import boot_id
+from anabranch.store.values.messages import (
+    Abandon,
+    Damaged,
+    Denied,
+    Drain,
+    Exists,
+    Get,
+    Greeting,
+    Hello,
+    Introduce,
+    Invalidate,
+    Listing,
+    Offer,
+    Pin,
+    Prefetch,
+    Put,
+    Read,
+    Remove,
+    Return,
+    Seal,
+    Slice,
+    Verify,
+    Welcome,
+)
+from anabranch.store.values.scope import Scope
+from anabranch.store.values.shelf import Shelf
+
+MAX_LANES = 1024
+TICK_S = 0.05
+FRAME_BYTES = 16 << 20
+CONTEXT_VALUES = 128.0
+"""Depth in its chain at which a value is worth twice as much as the first (`policy.eviction.cost`)."""
+TYPICAL_VALUE_BYTES = 64 << 10
+"""What eviction's statistics take a value for, to know how many there are."""
+RECLAIMED_AT_ONCE = 256
+log = logging.getLogger(__name__)
+
+
+class ValueNode:
+    """`data_dir` keeps what must survive a restart; `arena_path` and, beside it, `.index` and `.records` are shared
+    memory, which outlives a killed process and is found again. Raises ConfigError for what cannot be."""
+
+    def __init__(
+        self,
+        node_id: str,
+        config: StoreConfig,
+        writes: WriteConfig | None = None,
+        *,
+        unix_address: str = "",
+        arena_path: str,
+        data_dir: str,
+        access: Access = OPEN,
+        tls: Tls | None = None,
+        disk: DiskTier | None = None,
+        backing: BackingTier | None = None,
+        faults: Faults = NO_FAULTS,
+    ) -> None:
+        must_authenticate([config.listen], access)
+        self.node_id = node_id
+        self.config = config
+        self._access = access
+        self._tls = tls
+        self._unix_address = unix_address
+        self._boot = boot_id()
+        self._memory = NodeMemory(arena_path, config.dram_bytes)
+        Path(data_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._scopes = ScopeFile(str(Path(data_dir) / "scopes"))
+        entries = max(4096, config.dram_bytes // 256)
+        self._records = NodeRecords(arena_path + ".records", config.dram_bytes, entries)
+        self._index_path = arena_path + ".index"
+        self._index = self._make_index(max(4096, config.dram_bytes // 4096))
+        found = self._records.take_all() if self._memory.kept and self._records.kept else []
+        self.custody = Custody(self._shelf(found, entries), self._memory, config)
+        self._tiers = NodeTiers(self.custody, self._scopes, writes or WriteConfig(), disk, backing)
+        self._peers = NodePeers(self, self.custody, self._tiers, writes or WriteConfig())
+        self._adopt(found)
+        self._gets = GetDesk(self.custody, faults, self._tiers.load if self._tiers.there else None, self._tiers.used)
+        self._puts = PutDesk(self.custody, faults, self._peers.finish, self._tiers.stored)
+        if self._tiers.there:
+            self.custody.puts.below = self._tiers.locate
+        self._calls = CallDesk(self.custody, self._gets, self._tiers)
+        self._listeners: list[Listener] = []
+        self._lanes: set[NodeLane] = set()
+        self._threads: set[threading.Thread] = set()
+        self._sessions: dict[tuple[bytes, bytes, bool], NodeSession] = {}
+        self._stopping = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name=f"{node_id}-tick", daemon=True)
+        self._bytes = [0, 0]
+        self._handlers = self._make_handlers()
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Raises Unavailable if an address is taken."""
+        self._memory.touch()
+        addresses = [self.config.listen] + ([self._unix_address] if self._unix_address else [])
+        for address in addresses:
+            self._listeners.append(Listener(address, self._accept, name=self.node_id))
+        self._ticker.start()
+        self._peers.start()
+
+    def stop(self, *, keep: bool = False) -> None:
+        """Ends all lanes. `keep`: what DRAM holds is left for a successor, as after a kill."""
+        self._stopping.set()
+        for listener in self._listeners:
+            listener.close()
+        with self.custody.lock:
+            lanes, threads = list(self._lanes), list(self._threads)
+        for lane in lanes:
+            lane.shut()
+        for thread in threads:
+            thread.join(5.0)
+        if self._ticker.is_alive():
+            self._ticker.join(5.0)
+        self._peers.close()
+        if not self._tiers.close():
+            log.warning("node %s: a call to a slower tier does not return; it is left behind", self.node_id)
+        if self._index is not None:
+            if not keep:
+                self._index.retire()
+            self._index.close()
+            if not keep:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._index_path)
+        self._records.close(remove=not keep)
+        self._memory.close(remove=not keep)
+        self._scopes.close()
+
+    @property
+    def address(self) -> str:
+        """Where callers connect; valid after `start`."""
+        return self._listeners[0].address
+
+    @property
+    def local_address(self) -> str:
+        return self._unix_address
+
+    def stat(self) -> Stat:
+        custody = self.custody
+        with custody.lock:
+            shelf = custody.shelf
+            census = {
+                "values": len(shelf),
+                "used_bytes": shelf.used_bytes,
+                "free_bytes": shelf.free_bytes,
+                "held_bytes": shelf.held_bytes,
+                "reserved_bytes": shelf.reserved_bytes,
+                "capacity_bytes": self.config.dram_bytes,
+                "leases": len(custody.reads),
+                "pins": len(custody.pins),
+                "puts": len(custody.puts),
+                "lanes": len(self._lanes),
+                "sessions": len(self._sessions),
+                "threads": len(self._threads),
+                "waiting": custody.waiting,
+                "unreclaimed": sum(map(len, shelf.scopes.reclaim)),
+                **self._tiers.census(),
+            }
+            counters: dict[str, float] = {**shelf.counters, **custody.ledger.counters}
+            counters["bytes_in"] = self._bytes[0] + sum(lane.bytes_in for lane in self._lanes)
+            counters["bytes_out"] = self._bytes[1] + sum(lane.bytes_out for lane in self._lanes)
+        state = {**self._tiers.state(), **self._peers.state()}
+        return Stat(name=self.node_id, census=census, counters=counters, state=state)
+
+    # --- start ----------------------------------------------------------------------------------------------------
+
+    def _make_index(self, capacity: int) -> SharedIndexWriter | None:
+        """None: no index here, callers on this host ask the node."""
+        try:
+            index = SharedIndexWriter.reopen(self._index_path) if self._memory.kept and self._records.kept else None
+            if index is not None:
+                return index
+            return SharedIndexWriter.create(self._index_path, capacity)
+        except Unavailable as error:
+            log.warning("node %s: %s", self.node_id, error)
+            return None
+
+    def _shelf(self, found: list[Found], entries: int) -> Shelf:
+        extents, kept = Extents.around(self.config.dram_bytes, [(f.offset, f.record.size) for f in found])
+        found[:] = [one for one, whole in zip(found, kept, strict=True) if whole]
+        policy = eviction_policy(
+            self.config.eviction, max(64, self.config.dram_bytes // TYPICAL_VALUE_BYTES), CONTEXT_VALUES
+        )
+        mirror = NodeMirror(self._memory, self._records, self._index)
+        return Shelf(
+            self.config.dram_bytes,
+            policy,
+            max_entries=entries,
+            first_generation=self._records.first_generation,
+            mirror=mirror,
+            extents=extents,
+        )
+
+    def _adopt(self, found: list[Found]) -> None:
+        """A former process's values are ours again, but for what was invalidated."""
+        shelf = self.custody.shelf
+        stale = []
+        if self._index is not None and len(self._index):
+            kept = {one.record.name for one in found}
+            stale = [name for name, _, _ in self._index.entries() if name not in kept]
+            for name in stale:
+                self._index.discard(name)
+        for scope in self._scopes.scopes:
+            shelf.scopes.open(scope)
+        adopted = []
+        for one in found:
+            record = one.record
+            if one.generation <= self._scopes.dead.get(record.scope, 0):
+                shelf.give_up(one.offset, record.size)
+                continue
+            adopted.append(shelf.adopt(record, one.offset))
+        for entry in reversed(adopted):
+            shelf.release(entry)
+        shelf.counters["adopted"] = len(adopted)
+
+    def _make_handlers(self) -> dict[type, Callable[[NodeLane, NodeSession, Any], None]]:
+        puts, gets, calls, peers = self._puts, self._gets, self._calls, self._peers
+        return {
+            Put: puts.put,
+            Offer: puts.offer,
+            Slice: puts.slice,
+            Seal: puts.seal,
+            Abandon: lambda lane, session, message: puts.abandon(session, message),
+            Read: gets.read,
+            Return: lambda lane, session, message: gets.give_back(session, message),
+            Damaged: lambda lane, session, message: gets.damaged(session, message),
+            Exists: calls.exists,
+            Pin: calls.pin,
+            Introduce: lambda lane, session, message: calls.introduce(session, message),
+            Listing: calls.listing,
+            Verify: calls.verify,
+            Remove: lambda lane, session, message: peers.remove(lane, session, message, calls),
+            Invalidate: peers.invalidate,
+            Prefetch: peers.prefetch,
+            Drain: peers.drain,
+            StatRequest: lambda lane, session, message: lane.send(self.stat()),
+        }
+
+    # --- lanes ----------------------------------------------------------------------------------------------------
+
+    def _accept(self, sock: socket.socket) -> None:
+        with self.custody.lock:
+            if self._stopping.is_set():
+                sock.close()
+                return
+            thread = threading.Thread(target=self._serve, args=(sock,), name=f"{self.node_id}-lane", daemon=True)
+            self._threads.add(thread)
+        thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        """One lane, from its greeting to its end."""
+        lane: NodeLane | None = None
+        session: NodeSession | None = None
+        try:
+            if self._tls is not None and sock.family != socket.AF_UNIX:
+                sock = self._tls.wrap_server(sock)
+            lane = NodeLane(sock)
+            with self.custody.lock:
+                self._lanes.add(lane)
+                crowded = len(self._lanes) > MAX_LANES
+            if crowded:
+                reason = f"node {self.node_id} has {MAX_LANES} lanes, which is all it takes; use fewer connections"
+                lane.send(Denied(reason=reason, code="overloaded"))
+                return
+            session = self._introduce(lane)
+            if session is not None:
+                self._exchange(lane, session)
+        except (AnabranchError, OSError) as error:
+            if not self._stopping.is_set():
+                log.debug("node %s: lane ends: %s", self.node_id, error)
+            if isinstance(error, WireError) and lane is not None:
+                with contextlib.suppress(AnabranchError):
+                    lane.send(Denied(reason=str(error), code=error.code))
+        finally:
+            self._leave(lane, session, sock)
+
+    def _introduce(self, lane: NodeLane) -> NodeSession | None:
+        greeting = Greeting(
+            node_id=self.node_id, nonce=secrets.token_bytes(NONCE_BYTES), authenticate=self._access.asks_proof
+        )
+        lane.send(greeting)
+        message = lane.receive(patient=False)
+        if isinstance(message, StatRequest) and not self._access.authenticates:
+            lane.send(self.stat())
+            return None
+        if not isinstance(message, Hello):
+            if message is not None:
+                lane.send(Denied(reason="the first message is a Hello", code="wire_error"))
+            return None
+        answer = introduction.admit(self._access, greeting, message, certificate_name(lane.sock))
+        if isinstance(answer, Denied):
+            with self.custody.lock:
+                self.custody.shelf.counters["callers_denied"] += 1
+            lane.send(answer)
+            return None
+        caller, proof = answer
+        session = self._session(lane, message, caller)
+        lane.max_frame_bytes = FRAME_BYTES
+        lane.send(self._welcome(caller, proof))
+        return session
+
+    def _session(self, lane: NodeLane, hello: Hello, caller: Caller) -> NodeSession:
+        with self.custody.lock:
+            scope = self._tiers.open_scope(Scope(hello.tenant, hello.namespace, hello.epoch))
+            if caller.quota_bytes or caller.pin_quota_bytes:
+                self.custody.shelf.set_quota(scope.tenant, caller.quota_bytes, caller.pin_quota_bytes)
+            # Another scope or standing is another session, whatever it calls itself.
+            key = (hello.session, scope.digest, caller.trusted)
+            session = self._sessions.get(key)
+            if session is None:
+                session = self._sessions[key] = NodeSession(key, caller, scope)
+            session.lanes.add(lane)
+        return session
+
+    def _welcome(self, caller: Caller, proof: bytes) -> Welcome:
+        here = caller.trusted and bool(self._unix_address)
+        return Welcome(
+            node_id=self.node_id,
+            salt=caller.salt,
+            trusted=caller.trusted,
+            proof=proof,
+            max_value_bytes=self.custody.shelf.capacity,
+            boot=self._boot if here else "",
+            local_address=self._unix_address if here else "",
+            arena_path=self._memory.path if here else "",
+            arena_inode=self._memory.inode if here else 0,
+            index_path=self._index_path if here and self._index is not None else "",
+            index_inode=self._index.inode if here and self._index is not None else 0,
+        )
+
+    def _exchange(self, lane: NodeLane, session: NodeSession) -> None:
+        handlers, gets, custody = self._handlers, self._gets, self.custody
+        held = 0
+        while (message := lane.receive()) is not None:
+            if held:
+                with custody.lock:
+                    custody.reads.give_back(session, held)
+                    custody.notice()
+                held = 0
+            if type(message) is Get:
+                held = gets.get(lane, session, message)
+                continue
+            handler = handlers.get(type(message))
+            if handler is None:
+                raise WireError(f"a caller does not send {type(message).__name__} here")
+            handler(lane, session, message)
+
+    def _leave(self, lane: NodeLane | None, session: NodeSession | None, sock: socket.socket) -> None:
+        (lane or sock).close()
+        with self.custody.lock:
+            if lane is not None:
+                self._lanes.discard(lane)
+                self._bytes[0] += lane.bytes_in
+                self._bytes[1] += lane.bytes_out
+                if session is not None:
+                    session.lanes.discard(lane)
+                    if not session.lanes:
+                        self._sessions.pop(session.id, None)
+                        self.custody.puts.end_session(session)
+                        self.custody.reads.end_session(session)
+                        self.custody.notice()
+            self._threads.discard(threading.current_thread())
+
+    def _tick(self) -> None:
+        while not self._stopping.wait(TICK_S):
+            custody = self.custody
+            with custody.lock:
+                over = custody.expire(custody.now())
+                custody.shelf.settle()
+                custody.shelf.drain_reclaim(RECLAIMED_AT_ONCE)
+                stuck = [lane for put in over if isinstance(put.session, NodeSession) for lane in put.session.lanes]
+                busy = any(item.writing for put in over for item in put.items)
+            for lane in stuck if busy else ():
+                lane.shut()
+            self._tiers.tick()
+            self._peers.tick()
