@@ -20,7 +20,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.fields import convert, expected, field_of, kind_of, mask, quoted, show
 
 ENV_PREFIX = "ANABRANCH_"
-SWITCHES = frozenset({"ANABRANCH_NATIVE"})
+SWITCHES = frozenset({"ANABRANCH_NATIVE", "ANABRANCH_STORE", "ANABRANCH_DIRECTORY"})
 """Variables that are read where they act (`core.live.native_build`) and are no settings."""
 DEFAULT_ORIGIN = "default"
 Sections = Mapping[str, type[msgspec.Struct]]

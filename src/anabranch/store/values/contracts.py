@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
+from anabranch.store.values.got import Got
 from anabranch.store.values.outcome import Outcome
+from anabranch.store.values.scope import Key
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -151,25 +153,25 @@ class Cipher(Protocol):
 
 
 class StoreClient(Protocol):
-    """`anabranch.Client`. Keys are str or bytes (1 to 1,024 bytes), values any object with the buffer protocol (bytes,
-    memoryview, numpy, torch CPU tensors via numpy()), one buffer or a sequence of parts that are laid end to end.
-    Every call has a deadline (`timeout_s` of the client); batches answer per item. Raises InvalidInput for what no
-    store could do, Unavailable if no node of the store can be reached. `AsyncClient` has the same calls as
-    coroutines."""
+    """What connectors ask of `anabranch.Client`, whose docstrings are the promises; `AsyncClient` has the same calls as
+    coroutines. Keys are str or bytes, values and buffers are buffers or lists of parts (`store.values.parts`)."""
 
-    # put(key, value, *, replicas=0, durable=False, parent=None) -> Outcome
-    # put_many(keys, values, *, replicas=0, durable=False, chain=False, parent=None) -> list[Outcome]
-    # get(key) -> bytes | None                        None: missing, for whatever reason (`last outcome`: get_many_into)
-    # get_into(key, buffer) -> Got                    Got(outcome, size, tier)
-    # get_many_into(keys, buffers) -> list[Got]
-    # acquire(keys) -> Views                          context manager; views[i]: read-only memoryview or None; zero
-    #     copy on this host
-    # exists_many(keys) -> list[bool | None]          None: unknown
-    # longest_prefix(keys) -> int
-    # remove(keys) -> list[Outcome]
-    # invalidate(*, epoch=None, tenant=None) -> dict[str, int]    raises Unavailable naming the place that could not
-    #     confirm
-    # pin(keys, seconds) -> list[Outcome];  unpin(keys)
-    # prefetch(keys) -> list[Outcome]
-    # stat() -> StoreStat
-    # close()
+    def put_many(
+        self,
+        keys: Sequence[Key],
+        values: Sequence[Any],
+        *,
+        replicas: int = 0,
+        durable: bool = False,
+        chain: bool = False,
+        parent: Key | None = None,
+    ) -> list[Outcome]: ...
+    def get_many_into(self, keys: Sequence[Key], buffers: Sequence[Any]) -> list[Got]: ...
+    def exists_many(self, keys: Sequence[Key]) -> list[bool | None]: ...
+    def longest_prefix(self, keys: Sequence[Key]) -> int: ...
+    def remove(self, keys: Sequence[Key]) -> list[Outcome]: ...
+    def prefetch(self, keys: Sequence[Key]) -> list[Outcome]: ...
+    def pin(self, keys: Sequence[Key], seconds: float) -> list[Outcome]: ...
+    def unpin(self, keys: Sequence[Key]) -> list[Outcome]: ...
+    def invalidate(self, *, epoch: str | None = None, tenant: str | None = None) -> dict[str, int]: ...
+    def close(self) -> None: ...

@@ -40,10 +40,10 @@ class Parts:
             at += 1
         return cut
 
-    def slice(self, index: int) -> list[memoryview]:
-        """Views of one slice of the value."""
+    def slice(self, index: int, size: int) -> list[memoryview]:
+        """Views of one slice of a value of `size` bytes that starts where the parts start."""
         start = index * SLICE_BYTES
-        return self.cut(start, min(start + SLICE_BYTES, self.size))
+        return self.cut(start, min(start + SLICE_BYTES, size))
 
     def sums(self) -> list[int]:
         """Slice sums of the whole value."""

@@ -28,16 +28,23 @@ class SliceQueue:
         self._under_way.setdefault(lane, []).append(piece)
         return piece
 
-    def done(self, lane: int, piece: tuple[int, int]) -> None:
-        self._under_way[lane].remove(piece)
+    def done(self, lane: int, piece: tuple[int, int]) -> bool:
+        """False: it was not this lane's any more (dropped, or given to another)."""
+        under_way = self._under_way.get(lane, [])
+        if piece not in under_way:
+            return False
+        under_way.remove(piece)
+        return True
 
     def lost(self, lane: int) -> None:
         """The lane died: what was under way on it waits again, first in line."""
         self._waiting.extendleft(reversed(self._under_way.pop(lane, [])))
 
     def drop(self, item: int) -> None:
-        """Nothing of this item is wanted any more (what is under way may still arrive)."""
+        """Nothing of this item is wanted any more. What is under way may still arrive: then `done` is False."""
         self._waiting = deque(piece for piece in self._waiting if piece[0] != item)
+        for lane, under_way in self._under_way.items():
+            self._under_way[lane] = [piece for piece in under_way if piece[0] != item]
 
     @property
     def waiting(self) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import ssl
 import struct
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import msgspec
 
 from anabranch.core.errors import DeadlineExceeded, Unavailable, WireError
 from anabranch.core.live.link import connect
+from anabranch.core.live.tls import Tls, is_tls
 from anabranch.core.messages import Message
 from anabranch.core.wire import HEADER, MAX_FRAME_BYTES, encode
 from anabranch.store.values.messages import NodeToClient
@@ -45,22 +45,19 @@ class Lane:
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
         self._dead = False
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         self.until(time.monotonic() + 5.0)
 
     @classmethod
-    def dial(cls, address: str, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> Lane:
-        """Raises Unavailable."""
+    def dial(cls, address: str, *, timeout_s: float, tls: Tls | None = None) -> Lane:
+        """Raises Unavailable; AccessDenied if the other side's certificate is not accepted."""
         sock = connect(address, timeout_s=timeout_s)
-        if tls is None or sock.family == socket.AF_UNIX:
-            return cls(sock, address)
-        sock.settimeout(timeout_s)
-        try:
-            return TlsLane(tls.wrap_socket(sock, server_hostname=address.rpartition(":")[0].strip("[]")), address)
-        except (OSError, ssl.SSLError) as error:
-            sock.close()
-            raise Unavailable(f"no TLS connection to {address}: {error}") from error
+        if tls is not None and sock.family != socket.AF_UNIX:
+            sock = tls.wrap_client(sock, timeout_s=timeout_s)
+        return cls(sock, address)
 
     def until(self, deadline: float, patience_s: float = float("inf")) -> None:
         """Every wait from now on ends at `deadline`, and each single one after `patience_s`."""
@@ -76,9 +73,9 @@ class Lane:
         """Open, and nothing has arrived that nobody asked for."""
         if self._dead or self._start != self._end:
             return False
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        return not poll.poll(0)
+        if is_tls(self._sock):
+            return True  # TLS itself has things to say (tickets) between answers
+        return not self._poll.poll(0)
 
     def shut(self) -> None:
         """Make every wait, now or later, end at once. Any thread may call it."""
@@ -107,7 +104,7 @@ class Lane:
             if offset:
                 batch[0] = batch[0][offset:]
             try:
-                sent = self._send_some(batch)
+                sent = self._sock.sendmsg(batch, [], socket.MSG_NOSIGNAL)
             except BlockingIOError as error:
                 raise self._silence() from error
             except OSError as error:
@@ -184,7 +181,10 @@ class Lane:
         if offset:
             batch[0] = batch[0][offset:]
         try:
-            got = self._receive_some(batch, flags)
+            if len(batch) == 1:
+                got = self._sock.recv_into(batch[0], 0, flags)
+            else:
+                got = self._sock.recvmsg_into(batch, 0, flags)[0]
         except BlockingIOError as error:
             raise self._silence() from error
         except OSError as error:
@@ -213,8 +213,6 @@ class Lane:
     def _silence(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"{self.address} was silent for {self._timeout_s:.1f} s")
 
-    # --- what a socket with TLS does otherwise --------------------------------------------------------------------
-
     def _set_timeout(self, wait: float) -> None:
         value = _TIMEVAL.pack(int(wait), int(wait % 1 * 1e6))
         try:
@@ -222,33 +220,6 @@ class Lane:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
         except OSError as error:
             raise Unavailable(f"{self.address} is gone: {error}") from error
-
-    def _send_some(self, views: list[memoryview]) -> int:
-        return self._sock.sendmsg(views, [], socket.MSG_NOSIGNAL)
-
-    def _receive_some(self, views: list[memoryview], flags: int) -> int:
-        if len(views) == 1:
-            return self._sock.recv_into(views[0], 0, flags)
-        return self._sock.recvmsg_into(views, 0, flags)[0]
-
-
-class TlsLane(Lane):
-    """The same over TLS: no scatter and gather, and waits are Python's."""
-
-    def _set_timeout(self, wait: float) -> None:
-        self._sock.settimeout(wait)
-
-    def _send_some(self, views: list[memoryview]) -> int:
-        try:
-            return self._sock.send(views[0])
-        except TimeoutError as error:
-            raise BlockingIOError from error
-
-    def _receive_some(self, views: list[memoryview], flags: int) -> int:
-        try:
-            return self._sock.recv_into(next(view for view in views if view.nbytes))
-        except TimeoutError as error:
-            raise BlockingIOError from error
 
 
 def advance(views: Sequence[memoryview], at: int, offset: int, count: int) -> tuple[int, int]:

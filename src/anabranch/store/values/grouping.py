@@ -1,0 +1,47 @@
+"""Which items of a batch travel in one request.
+
+Small values go together, their bytes behind the request or its answer. Large ones are cut into slices, and offered or
+leased in waves, so that a batch larger than a node's memory still goes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from anabranch.store.values.messages import INLINE_BYTES, MAX_ITEMS
+
+WAVE_BYTES = 64 << 20
+UNKNOWN_TOGETHER = 16
+"""Items of unknown size that are asked for at once."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Consecutive items; `inline`: their bytes travel with the message."""
+
+    first: int
+    count: int
+    inline: bool
+
+    @property
+    def items(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+def group(sizes: Sequence[int | None]) -> list[Group]:
+    """Cover all items, in order. `sizes`: at most as many bytes; None: unknown (then tried inline)."""
+    groups: list[Group] = []
+    first, total, inline = 0, 0, True
+    for i, size in enumerate(sizes):
+        weight = INLINE_BYTES // UNKNOWN_TOGETHER if size is None else size
+        small = weight <= INLINE_BYTES
+        limit = INLINE_BYTES if small else WAVE_BYTES
+        if i > first and (small != inline or total + weight > limit or i - first >= MAX_ITEMS):
+            groups.append(Group(first, i - first, inline))
+            first, total = i, 0
+        inline = small
+        total += weight
+    if sizes:
+        groups.append(Group(first, len(sizes) - first, inline))
+    return groups

@@ -1,0 +1,176 @@
+"""The lanes to one node: opened when they are needed, kept for the next call, and a memory of a node that failed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from anabranch.core.errors import AnabranchError, Retryable, Unavailable, WireError
+from anabranch.store.values.live.call import Call
+from anabranch.store.values.live.lane import Lane
+from anabranch.store.values.live.session import Session
+from anabranch.store.values.messages import Welcome
+
+MAX_IDLE = 8
+CONNECT_S = 1.0
+FIRST_REST_S = 0.25
+LONGEST_REST_S = 4.0
+
+
+class LanePool:
+    """Thread-safe. A lane belongs to one call at a time; how many there are is how many calls run at once."""
+
+    def __init__(self, address: str, session: Session, on_welcome: Callable[[LanePool, Welcome], None]) -> None:
+        self.address = address
+        self.welcome: Welcome | None = None
+        self._session = session
+        self._on_welcome = on_welcome
+        self._lock = threading.Lock()
+        self._idle: list[Lane] = []
+        self._used: set[Lane] = set()
+        self._closed = False
+        self._dial_address = address
+        self._rest_s = 0.0
+        self._rests_until = 0.0
+        self.opened = 0
+        """Lanes opened so far."""
+
+    @property
+    def resting(self) -> bool:
+        """It failed a short while ago: ask others first."""
+        return self._rests_until > time.monotonic()
+
+    @property
+    def suspect(self) -> bool:
+        """Nothing has gone well since it failed last."""
+        return self._rest_s > 0
+
+    def failed(self) -> None:
+        """A call failed here. Rests grow while it stays away; lanes that lie idle are no better."""
+        with self._lock:
+            self._rest_s = min(max(2 * self._rest_s, FIRST_REST_S), LONGEST_REST_S)
+            self._rests_until = time.monotonic() + self._rest_s
+            idle, self._idle = self._idle, []
+        for lane in idle:
+            lane.close()
+
+    @contextmanager
+    def lane(self, call: Call) -> Iterator[Lane]:
+        """A lane for one exchange. If the exchange fails the lane is closed, and unless the node itself refused, the
+        node rests for a while. Raises what `Session.open` raises."""
+        lane = self.take(call)
+        try:
+            yield lane
+        except (Retryable, WireError):
+            self.drop(lane, call)
+            if not call.cancelled:
+                self.failed()
+            raise
+        except BaseException:
+            self.drop(lane, call)
+            raise
+        self.give(lane, call)
+
+    def take(self, call: Call) -> Lane:
+        """The caller ends with `give` or `drop`."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise Unavailable("the client is closed")
+                lane = self._idle.pop() if self._idle else None
+                if lane is not None:
+                    self._used.add(lane)
+            if lane is None:
+                lane = self._open(call.left_s, call.patience_s)
+            if lane.quiet:
+                try:
+                    call.hold(lane)
+                except BaseException:
+                    self.drop(lane, call)
+                    raise
+                return lane
+            self.drop(lane, call)
+
+    def give(self, lane: Lane, call: Call) -> None:
+        """Back from a whole exchange."""
+        call.release(lane)
+        self._keep(lane)
+
+    def drop(self, lane: Lane, call: Call) -> None:
+        call.release(lane)
+        with self._lock:
+            self._used.discard(lane)
+        lane.close()
+
+    def probe(self) -> bool:
+        """Whether it lets us in again; its next rest is longer if not. Blocks up to CONNECT_S."""
+        try:
+            self._keep(self._open(CONNECT_S, CONNECT_S))
+        except AnabranchError:
+            self.failed()
+            return False
+        return True
+
+    def _keep(self, lane: Lane) -> None:
+        with self._lock:
+            self._used.discard(lane)
+            self._rest_s = self._rests_until = 0.0
+            if not self._closed and len(self._idle) < MAX_IDLE:
+                self._idle.append(lane)
+                return
+        lane.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            used = list(self._used)
+        for lane in idle:
+            lane.close()
+        for lane in used:
+            lane.shut()
+
+    @property
+    def lanes(self) -> int:
+        with self._lock:
+            return len(self._idle) + len(self._used)
+
+    def _open(self, left_s: float, patience_s: float) -> Lane:
+        timeout_s = max(0.05, min(CONNECT_S, left_s, patience_s))
+        try:
+            lane, welcome = self._session.open(self._dial_address, timeout_s)
+        except (Retryable, WireError):
+            self._dial_address = self.address
+            self.failed()
+            raise
+        self.opened += 1
+        if self.welcome is None or self.welcome != msgspec.structs.replace(welcome, proof=self.welcome.proof):
+            try:
+                self._on_welcome(self, welcome)
+            except AnabranchError:
+                lane.close()
+                raise
+            self.welcome = welcome
+            lane = self._nearer(lane, welcome, timeout_s)
+        with self._lock:
+            if not self._closed:
+                self._used.add(lane)
+                return lane
+        lane.close()
+        raise Unavailable("the client is closed")
+
+    def _nearer(self, lane: Lane, welcome: Welcome, timeout_s: float) -> Lane:
+        """A UNIX socket instead of TCP where the node is on this host."""
+        if lane.address.startswith("unix:") or not (welcome.local_address and self._session.same_host(welcome)):
+            return lane
+        try:
+            near, _ = self._session.open(welcome.local_address, timeout_s)
+        except AnabranchError:
+            return lane  # e.g. another mount namespace: the path is not there
+        self._dial_address = welcome.local_address
+        lane.close()
+        return near

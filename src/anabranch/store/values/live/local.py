@@ -1,0 +1,142 @@
+"""A node's memory, seen from a client on the same host: names are looked up and bytes copied without a call.
+
+Read-only. A copy counts only if the index still says afterwards that the place was the value's all the time; any doubt
+is a miss, and the node is asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+
+from anabranch.core.errors import AnabranchError, Unavailable
+from anabranch.store.values.contracts import Place
+from anabranch.store.values.got import Got
+from anabranch.store.values.live.index import SharedIndexReader
+from anabranch.store.values.live.sinks import Sink
+from anabranch.store.values.messages import Welcome
+from anabranch.store.values.outcome import Outcome
+from anabranch.store.values.parts import Parts
+from anabranch.store.values.scope import NAME_BYTES, Key
+
+UNLOCKED_BYTES = 64 << 10
+"""A copy of at least so many bytes lets other threads run meanwhile."""
+TIER = "dram"
+
+
+class _Buffer(ctypes.Structure):
+    """Py_buffer, as far as its address."""
+
+    _fields_ = [
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    ]
+
+
+class LocalMemory:
+    """A mapped arena and its index. Whoever is copying keeps the mapping alive: closing never pulls it away."""
+
+    def __init__(self, index: SharedIndexReader, arena: mmap.mmap, scope: bytes) -> None:
+        self._index = index
+        self._scope = scope
+        self._arena: memoryview | None = memoryview(arena)
+        self._size = len(arena)
+        self._base = _address(arena)
+
+    @classmethod
+    def attach(cls, welcome: Welcome, scope: bytes) -> LocalMemory | None:
+        """None: the node's memory cannot be seen from here (another mount namespace, another user, replaced)."""
+        if not welcome.arena_path or not welcome.index_path:
+            return None
+        try:
+            index = SharedIndexReader.attach(welcome.index_path)
+        except AnabranchError:
+            return None
+        try:
+            if index.inode == welcome.index_inode:
+                return cls(index, _map(welcome.arena_path, welcome.arena_inode), scope)
+        except (OSError, ValueError, Unavailable):
+            pass  # the node is asked instead
+        index.close()
+        return None
+
+    @property
+    def alive(self) -> bool:
+        return self._arena is not None and self._index.alive
+
+    def close(self) -> None:
+        self._index.close()
+        self._arena = None  # unmapped with the last view of it
+
+    def present_keys(self, keys: Sequence[Key], name_key: bytes) -> bytes:
+        """One byte a key, 1 = there."""
+        return self._index.present_keys(keys, name_key, self._scope)
+
+    def get_one(self, name: bytes, sink: Sink) -> Got | None:
+        """None: not here, or not any more."""
+        place = self._index.find(name, self._scope)
+        return None if place is None else self._copied(name, place, sink)
+
+    def get_many(self, names: bytes, sinks: Sequence[Sink]) -> list[Got | None]:
+        places = self._index.find_many(names, self._scope)
+        return [
+            None if place is None else self._copied(names[i * NAME_BYTES : (i + 1) * NAME_BYTES], place, sinks[i])
+            for i, place in enumerate(places)
+        ]
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """A read-only view of leased bytes. Raises Unavailable if they lie outside of what is mapped."""
+        arena = self._arena
+        if arena is None or not 0 <= offset <= offset + size <= self._size:
+            raise Unavailable("the node's memory is not what it was when it was mapped")
+        return arena[offset : offset + size]
+
+    def _copied(self, name: bytes, place: Place, sink: Sink) -> Got | None:
+        arena, room = self._arena, sink.room
+        if arena is None or place.offset + place.size > self._size:
+            return None
+        if room is not None and place.size > room:
+            return Got(Outcome.TOO_BIG, place.size) if self._index.still(name, place) else None
+        self._copy(arena, place, sink.open(place.size))
+        return Got(Outcome.OK, place.size, TIER) if self._index.still(name, place) else None
+
+    def _copy(self, arena: memoryview, place: Place, parts: Parts) -> None:
+        at = place.offset
+        for view in parts.cut(0, place.size):
+            count = view.nbytes
+            if count >= UNLOCKED_BYTES:
+                ctypes.memmove(ctypes.addressof(ctypes.c_char.from_buffer(view)), self._base + at, count)
+            else:
+                view[:] = arena[at : at + count]
+            at += count
+
+
+def _map(path: str, inode: int) -> mmap.mmap:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        about = os.fstat(fd)
+        if about.st_ino != inode or about.st_uid != os.geteuid():
+            raise Unavailable(f"{path} is not the node's arena")
+        return mmap.mmap(fd, about.st_size, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def _address(arena: mmap.mmap) -> int:
+    """Where the mapping is; it stays there until it is closed."""
+    buffer = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(arena), ctypes.byref(buffer), 0)
+    address = buffer.buf or 0
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+    return int(address)

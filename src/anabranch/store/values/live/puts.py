@@ -1,0 +1,49 @@
+"""Puts: to the home node, and what that one could not take to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anabranch.store.values.live.call import Call
+from anabranch.store.values.live.deposit import Deposit, PutOptions
+from anabranch.store.values.live.nodes import Nodes
+from anabranch.store.values.outcome import Outcome
+from anabranch.store.values.parts import Parts
+from anabranch.store.values.scope import NAME_BYTES
+from anabranch.transfer.live.workers import Workers
+
+PATIENCE_S = 1.5
+"""How long a node may be silent beyond what it was told to wait, if there is another one."""
+
+
+class Puts:
+    def __init__(self, nodes: Nodes, workers: Workers, lanes: int) -> None:
+        self._nodes, self._workers, self._lanes = nodes, workers, lanes
+
+    def put(self, names: bytes, values: Sequence[Parts], options: PutOptions, call: Call) -> list[Outcome]:
+        """One for each name."""
+        results = [Outcome.UNREACHABLE] * len(values)
+        items = list(range(len(values)))
+        candidates = self._nodes.candidates(call)
+        for pool in candidates:
+            hurried = len(candidates) > 1 and not options.durable and options.replicas <= 1
+            call.patience_s = options.wait_s + PATIENCE_S if hurried else float("inf")
+            deposit = Deposit(
+                pool,
+                self._workers,
+                names if len(items) == len(values) else _pick(names, items),
+                [values[i] for i in items],
+                options,
+                call,
+                lanes=self._lanes,
+            )
+            for i, outcome in zip(items, deposit.run(), strict=True):
+                results[i] = outcome
+            items = [i for i in items if results[i] is Outcome.UNREACHABLE]
+            if not items or call.over:
+                break
+        return results
+
+
+def _pick(names: bytes, items: Sequence[int]) -> bytes:
+    return b"".join([names[i * NAME_BYTES : (i + 1) * NAME_BYTES] for i in items])
