@@ -39,3 +39,12 @@ class DirectoryConfig(msgspec.Struct, frozen=True, kw_only=True):
         "127.0.0.1:0"
     )
     node_ttl_s: Annotated[float, Meta(gt=0, description="Silence after which a node is forgotten.")] = 2.0
+    etcd: Annotated[
+        str, Meta(description="etcd://host:port[,…][/cluster]: leadership through etcd; empty = this process alone.")
+    ] = ""
+    shard: Annotated[int, Meta(ge=0, description="With etcd: which range of keys this process is a candidate for.")] = 0
+    shards: Annotated[int, Meta(ge=1, le=256, description="With etcd: into how many ranges the keys are cut.")] = 1
+    advertise: Annotated[str, Meta(description="With etcd: host:port where others reach it; empty = as `listen`.")] = ""
+    leader_ttl_s: Annotated[
+        int, Meta(ge=1, description="With etcd: how long a leader that hangs with its host is waited for.")
+    ] = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,6 +12,8 @@ from anabranch.core.live.handshake import OPEN_DIALER, Dialer
 from anabranch.core.messages import Message
 from anabranch.store.live.directory_feed import AnnouncingNode, Feed
 from anabranch.store.live.directory_lanes import Lanes
+from anabranch.store.live.election import Electorate
+from anabranch.store.live.etcd import SCHEME
 from anabranch.store.messages import ListNodes, NodeList, NodeRow, Places, Where
 from anabranch.store.shards import Whereabouts, join, shard_addresses, split
 from anabranch.store.values.key_table import HOLDERS
@@ -33,20 +36,26 @@ class DirectoryLink:
 
     def __init__(self, addresses: str, node: AnnouncingNode | None = None, dial: Dialer = OPEN_DIALER) -> None:
         self._lanes = Lanes(dial)
+        self._shards: Callable[[], list[str]] = list
         self._nodes: tuple[float, list[NodeRow]] = (-1e9, [])
+        self._feeding = threading.Lock()
+        self._node = node
+        self._dial = dial
         self._feeds: list[Feed] = []
-        fixed = shard_addresses(addresses)
-        self._shards: Callable[[], list[str]] = lambda: fixed
-        if node is not None:
-            count = len(self._shards())
-            self._feeds = [
-                Feed(node, shard, count, partial(self._address, shard), self._lanes.up, dial) for shard in range(count)
-            ]
+        self._electorate: Electorate | None = None
+        if addresses.startswith(SCHEME):
+            self._electorate = Electorate(addresses, self._led, None if node is None else node.join)
+            self._shards = self._electorate.addresses
+            self._led()
+        else:
+            fixed = shard_addresses(addresses)
+            self._shards = lambda: fixed
+            self._feed()
 
     @property
     def joined(self) -> bool:
         """Every shard has been told what the node holds."""
-        return all(feed.joined for feed in self._feeds)
+        return bool(self._feeds) and all(feed.joined for feed in self._feeds)
 
     def announce(
         self,
@@ -90,9 +99,26 @@ class DirectoryLink:
         return rows
 
     def close(self) -> None:
+        if self._electorate is not None:
+            self._electorate.close()
         for feed in self._feeds:
             feed.close()
         self._lanes.close()
+
+    def _led(self) -> None:
+        """The shards, or their leaders, are others now."""
+        with self._feeding:
+            if not self._feeds:
+                self._feed()
+        for feed in self._feeds:
+            feed.nudge()
+
+    def _feed(self) -> None:
+        if self._node is not None:
+            count, up = len(self._shards()), self._lanes.up
+            self._feeds = [
+                Feed(self._node, shard, count, partial(self._address, shard), up, self._dial) for shard in range(count)
+            ]
 
     def _address(self, shard: int) -> str:
         return self._shards()[shard]

@@ -11,11 +11,12 @@ from typing import Any
 
 from anabranch.core.authentication import OPEN, Access, Caller, must_authenticate
 from anabranch.core.errors import AnabranchError
-from anabranch.core.live.handshake import Gate
+from anabranch.core.live.handshake import OPEN_DIALER, Dialer, Gate
 from anabranch.core.live.link import Link, Listener
 from anabranch.core.live.tls import Tls
 from anabranch.store.config import DirectoryConfig
 from anabranch.store.directory import Directory
+from anabranch.store.live.election import Candidate, check_candidacy
 from anabranch.store.messages import ListNodes, NodeToDirectory, Stat, StatRequest, Where
 from anabranch.store.values.live.key_table import make_key_table
 
@@ -28,13 +29,19 @@ BREATH_S = 0.0005
 class DirectoryServer:
     """Listens on `config.listen` (`host:port` or `unix:/path`); `address` says where after `start`.
 
-    `standby`: it answers nothing but StatRequest until `lead`, and again after `resign`. `access`, `tls`: who may ask;
-    a caller that is not trusted may look up and not announce. Raises Unavailable if the address is in use, ConfigError
-    if it can be reached from other hosts and nothing protects it.
+    With `config.etcd` it stands for election, and answers nothing but StatRequest while another one leads. `access`,
+    `tls`: who may ask; a caller that is not trusted may look up and not announce. `dial`: how to ask the other
+    candidates. Raises Unavailable if the address is in use, ConfigError for an impossible `config`, or if the address
+    can be reached from other hosts and nothing protects it.
     """
 
     def __init__(
-        self, config: DirectoryConfig, *, standby: bool = False, access: Access = OPEN, tls: Tls | None = None
+        self,
+        config: DirectoryConfig,
+        *,
+        access: Access = OPEN,
+        tls: Tls | None = None,
+        dial: Dialer = OPEN_DIALER,
     ) -> None:
         must_authenticate([config.listen], access)
         self._config = config
@@ -42,19 +49,27 @@ class DirectoryServer:
         self._lookers: set[Link] = set()
         self._lock = threading.Lock()
         self._links: set[Link] = set()
-        self._leading = not standby
+        self._leading = not config.etcd
+        self._dial = dial
+        self._candidate: Candidate | None = None
         self._closing = threading.Event()
         self.directory = self._empty()
         self.address = ""
 
     def start(self) -> DirectoryServer:
+        if self._config.etcd:
+            check_candidacy(self._config)
         self._listener = Listener(self._config.listen, self._gate, name="directory")
         self.address = self._listener.address
         self._ticker = threading.Thread(target=self._tick, name="directory-tick", daemon=True)
         self._ticker.start()
+        if self._config.etcd:
+            self._candidate = Candidate(self, self._config, dial=self._dial)
         return self
 
     def stop(self) -> None:
+        if self._candidate is not None:
+            self._candidate.close()
         self._closing.set()
         self._listener.close()
         self._gate.close()
