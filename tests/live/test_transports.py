@@ -192,9 +192,7 @@ def test_calls_from_many_threads(pair: Pair) -> None:
 
     def work(part: int) -> None:
         move = Move(REGION, part * step, "here", part * step, step)
-        for _ in range(5):
-            if pair.transport.read(pair.name, [move]).wait(WAIT_S) != [Moved.OK]:
-                problems.append(part)
+        problems.extend(part for _ in range(5) if pair.transport.read(pair.name, [move]).wait(WAIT_S) != [Moved.OK])
 
     threads = [threading.Thread(target=work, args=(part,)) for part in range(8)]
     for thread in threads:

@@ -215,6 +215,7 @@ def _agent(api: Any, name: str, backend: str, errors: tuple[type[Exception], ...
         agent.create_backend(backend)
     except errors as error:
         raise ConfigError(f"NIXL's {backend} does not start here: {error}; is its device or driver there?") from error
-    if "DRAM" not in agent.get_backend_mem_types(backend):
-        raise ConfigError(f"NIXL's {backend} does not move memory; use UCX")
+    kinds = set(agent.get_backend_mem_types(backend))
+    if "DRAM_SEG" not in kinds or kinds & {"FILE_SEG", "OBJ_SEG", "BLK_SEG"}:
+        raise ConfigError(f"NIXL's {backend} is for {', '.join(sorted(kinds))}, not between memories; use UCX")
     return agent
