@@ -19,6 +19,8 @@ SEGMENTS = 16
 """At least this many segments share a small capacity: one eviction takes one segment."""
 KEEP_SHARE = 4
 """At most this part (1/n) of an evicted segment is written again."""
+KEEP_USES = 2
+"""… and only values read this often: one read alone has warmed its segment, which is enough."""
 
 
 class Item(msgspec.Struct, gc=False, eq=False):
@@ -203,11 +205,11 @@ class LogIndex:
 
 
 def survivors(segment: Segment, alive: Sequence[Item]) -> list[Item]:
-    """Those of an evicted segment that earn another life: read since they were written, most read and latest first, at
-    most 1/KEEP_SHARE of the segment."""
+    """Those of an evicted segment that earn another life: read KEEP_USES times since they were written, most read and
+    latest first, at most 1/KEEP_SHARE of the segment."""
     left = segment.size_bytes // KEEP_SHARE
     kept = []
-    for item in sorted((i for i in alive if i.uses), key=lambda i: (-i.uses, -i.sequence)):
+    for item in sorted((i for i in alive if i.uses >= KEEP_USES), key=lambda i: (-i.uses, -i.sequence)):
         if item.stored <= left:
             left -= item.stored
             kept.append(item)

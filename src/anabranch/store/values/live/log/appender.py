@@ -18,15 +18,15 @@ from anabranch.core.faults import Faults
 from anabranch.store.values.contracts import Record
 from anabranch.store.values.live.log.direct import MAX_IO_BYTES, aligned_buffer
 from anabranch.store.values.live.log.files import LogFiles
-from anabranch.store.values.live.log.reader import SegmentReader
+from anabranch.store.values.live.log.reader import GAP_BYTES, PIECES, READ_BYTES, SegmentReader
 from anabranch.store.values.live.log.sync import GroupSync
 from anabranch.store.values.live.log.writer import SegmentWriter, wants_page
-from anabranch.store.values.log import Item, LogIndex, Segment, own_segment_bytes, survivors
+from anabranch.store.values.log import Item, LogIndex, Segment, own_segment_bytes, plan_reads, survivors
 from anabranch.store.values.log_format import Entry, pack_frame
 from anabranch.store.values.outcome import Outcome
 from anabranch.transfer.live.tally import Tally
 
-OWN_SHARE = 4
+OWN_SHARE = 2
 """A value above this part (1/n) of a segment that does not fit any more gets a segment of its own."""
 WAIT_FOR_READERS_S = 1.0
 
@@ -264,6 +264,9 @@ class Appender:
     def _evict_one(self, *, forced: bool = False) -> Iterator[tuple[Segment, list[Job]]]:
         """Take the least useful segment out of the index; those of its values that are to be written again stay
         pending."""
+        if self._active is not None and self._index.segments.keys() == {self._active.segment.number}:
+            self._flush_active()  # there is only this one, and what comes needs a segment of its own
+            self.retire()
         with self._state:
             spare = () if self._active is None else (self._active.segment.number,)
             self._state.wait_for(lambda: self._index.victim(spare) or not self._read_now(), timeout=WAIT_FOR_READERS_S)
@@ -289,9 +292,9 @@ class Appender:
     def _read_back(self, victim: Segment, keep: list[Item], kept: list[Job]) -> None:
         try:
             with self._files.use(victim.number) as fd:
-                for item, job in zip(keep, kept, strict=True):
-                    for _ in self._reader.chunks(fd, item.offset, job.data):
-                        continue
+                places = list(enumerate(keep))
+                for run in plan_reads(places, gap_bytes=GAP_BYTES, run_bytes=READ_BYTES, pieces=PIECES):
+                    self._reader.read_run(fd, [(piece.offset, kept[piece.wish].data) for piece in run.pieces])
         except OSError:
             self._lose(kept)
             kept.clear()

@@ -33,6 +33,15 @@ class SegmentReader:
         read_all(fd, plan.finish(), start, self._faults)
         plan.deliver()
 
+    def read_run(self, fd: int, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        """`read`, or in several reads if it is one large value."""
+        offset, target = pieces[0]
+        if target.nbytes <= READ_BYTES:
+            self.read(fd, pieces)
+            return
+        for _ in self.chunks(fd, offset, target):
+            continue
+
     def chunks(self, fd: int, offset: int, target: memoryview) -> Iterator[int]:
         """A large value in several reads; yields how many bytes are there."""
         for at in range(0, target.nbytes, READ_BYTES):
