@@ -21,6 +21,7 @@ from anabranch.store.values.scope import NAME_BYTES
 
 ASK_NAMES = 65_536
 NODES_FRESH_S = 0.5
+LEADERLESS = "nobody leads the directory at the moment; a new leader takes over within seconds"
 NOTHING: Mapping[str, bytes] = {}
 NO_WISHES: Mapping[int, bytes] = {}
 
@@ -51,6 +52,11 @@ class DirectoryLink:
             fixed = shard_addresses(addresses)
             self._shards = lambda: fixed
             self._feed()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where each shard is asked, "" for one that nobody leads at the moment."""
+        return list(self._shards())
 
     @property
     def joined(self) -> bool:
@@ -125,11 +131,15 @@ class DirectoryLink:
 
     def _where(self, names: bytes, run: bool, deadline: float) -> Whereabouts:
         addresses = self._shards()
+        if not any(addresses):
+            raise Unavailable(LEADERLESS)
         shares = split(names, len(addresses))
         questions: dict[str, Message] = {
-            address: Where(op=0, names=own, run=run) for address, (own, _) in zip(addresses, shares, strict=True) if own
+            address: Where(op=0, names=own, run=run)
+            for address, (own, _) in zip(addresses, shares, strict=True)
+            if own and address
         }
-        if not questions:
+        if not names:
             return Whereabouts(b"")
         answers = self._ask(questions, deadline)
         parts = []
@@ -147,7 +157,7 @@ class DirectoryLink:
     def _ask(self, questions: dict[str, Message], deadline: float) -> dict[str, Message | Unavailable]:
         """Raises Unavailable if nobody answers."""
         if not questions:
-            raise Unavailable("nobody leads the directory at the moment; a new leader takes over within seconds")
+            raise Unavailable(LEADERLESS)
         answers = self._lanes.ask(questions, deadline)
         failures = [answer for answer in answers.values() if isinstance(answer, Unavailable)]
         if failures and len(failures) == len(answers):

@@ -249,7 +249,8 @@ class PrefixView:
                     if events:
                         self._apply(events)
             except Unavailable as error:
-                log.warning("membership: %s", error)
+                if not self._closing.is_set():
+                    log.warning("membership: %s", error)
                 self._closing.wait(RETRY_S)
         self._etcd.close()
 
