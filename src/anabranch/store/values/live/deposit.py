@@ -28,7 +28,7 @@ from anabranch.store.values.messages import Abandon, Exists, Granted, Offer, Pre
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.parts import Parts, sum_of
 from anabranch.store.values.scope import NAME_BYTES
-from anabranch.store.values.slices import slice_count
+from anabranch.store.values.slices import slice_count, value_sum
 from anabranch.store.values.spread import SliceQueue
 from anabranch.transfer.live.workers import Workers
 
@@ -84,6 +84,7 @@ class Deposit:
         self._results: list[Outcome | None] = [None] * len(values)
         self._condition = threading.Condition()
         self._wave: _Wave | None = None
+        self._again: set[int] = set()
         self._op = 0
 
     def run(self) -> list[Outcome]:
@@ -140,8 +141,17 @@ class Deposit:
                 self._settle(items, self._stored(lane, op, len(items)).outcomes, lane)
                 groups.popleft()
                 sent -= 1
+                self._send_damaged_again(items, groups)
             else:
                 return
+
+    def _send_damaged_again(self, items: Sequence[int], groups: deque[Group]) -> None:
+        """Bytes that arrived otherwise than they were sent; once, in case the sender itself is to blame."""
+        for i in items:
+            if self._results[i] is Outcome.DAMAGED and i not in self._again:
+                self._again.add(i)
+                self._results[i] = None
+                groups.append(Group(i, 1, True))
 
     def _open_items(self, one: Group) -> list[int]:
         return [i for i in one.items if self._results[i] is None]
@@ -154,9 +164,11 @@ class Deposit:
                 raise WireError(f"{lane.address} answers with outcome {byte}, which nobody knows") from error
 
     def _stored(self, lane: Lane, op: int, count: int) -> Stored:
-        stored = lane.receive()
-        if not isinstance(stored, Stored) or stored.op != op or len(stored.outcomes) != count:
-            raise WireError(f"{lane.address} answers a put of {count} values with {type(stored).__name__}")
+        stored = lane.answer(Stored, op)
+        if not stored.outcomes and count:
+            raise StaleLease(f"{lane.address} does not know the put any more")
+        if len(stored.outcomes) != count:
+            raise WireError(f"{lane.address} answers for {len(stored.outcomes)} values instead of {count}")
         return stored
 
     def _offer(self, items: Sequence[int]) -> Offer:
@@ -200,22 +212,36 @@ class Deposit:
             return self._finish(lane, wave)
         offer = self._offer(items)
         lane.send(offer)
-        granted = lane.receive()
-        if not isinstance(granted, Granted) or granted.op != offer.op or len(granted.outcomes) != len(items):
-            raise WireError(f"{lane.address} answers an offer with {type(granted).__name__}")
+        granted = lane.answer(Granted, offer.op)
+        if len(granted.outcomes) != len(items):
+            raise WireError(f"{lane.address} answers for {len(granted.outcomes)} values instead of {len(items)}")
         wanted = [at for at, byte in enumerate(granted.outcomes) if byte == Outcome.SEND]
-        if not wanted:
+        stored = 0
+        if wanted:
+            self._wave = _Wave(granted.put, items, wanted, self._values)
+            stored = self._finish(lane, self._wave)
+        else:
             self._settle(items, granted.outcomes, lane)
-            return 0
-        self._wave = _Wave(granted.put, items, wanted, self._values)
-        return self._finish(lane, self._wave)
+        self._compare(items, granted)
+        return stored
+
+    def _compare(self, items: Sequence[int], granted: Granted) -> None:
+        """Of a large value that was there already the node saw the size only."""
+        present = [i for i, byte in zip(items, granted.outcomes, strict=True) if byte == Outcome.PRESENT]
+        for i, theirs in zip(present, granted.present, strict=False):
+            if theirs != value_sum(self._values[i].size, self._values[i].sums()):
+                self._results[i] = Outcome.DIFFERS
 
     def _finish(self, lane: Lane, wave: _Wave) -> int:
         for _ in range(SEALS):
             self._send_slices(lane, wave)
             self._op += 1
             lane.send(wave.seal(self._op))
-            stored = self._stored(lane, self._op, len(wave.items))
+            try:
+                stored = self._stored(lane, self._op, len(wave.items))
+            except StaleLease:
+                self._wave = None
+                raise
             if not stored.missing:
                 self._wave = None
                 self._settle(wave.items, stored.outcomes, lane)
@@ -252,8 +278,7 @@ class Deposit:
         """On another lane than the one of the seal: an answer shows that the node has all of it."""
         if self._send_all(wave, lane, number):
             lane.send(Exists(op=number, names=b""))
-            if not isinstance(lane.receive(), Presence):
-                raise WireError(f"{lane.address} answers a question with something else")
+            lane.answer(Presence, number)
 
     def _send_all(self, wave: _Wave, lane: Lane, number: int) -> int:
         count = 0

@@ -174,10 +174,10 @@ class Fetch:
     # --- answers --------------------------------------------------------------------------------------------------
 
     def _found(self, op: int, ask: Ask, lane: Lane) -> None:
-        found = lane.receive()
+        found = lane.answer(Found, op)
         items, _ = ask
-        if not isinstance(found, Found) or found.op != op or len(found.outcomes) != len(items):
-            raise WireError(f"{lane.address} answers a get with {type(found).__name__}")
+        if len(found.outcomes) != len(items):
+            raise WireError(f"{lane.address} answers for {len(found.outcomes)} values instead of {len(items)}")
         there: list[int] = []
         for i, outcome in zip(items, found.outcomes, strict=True):
             if outcome == Outcome.OK:

@@ -14,21 +14,22 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from anabranch.core.errors import DeadlineExceeded, Unavailable, WireError
+from anabranch.core.errors import AccessDenied, AnabranchError, DeadlineExceeded, Overloaded, Unavailable, WireError
 from anabranch.core.live.link import connect
 from anabranch.core.live.tls import Tls, is_tls
 from anabranch.core.messages import Message
 from anabranch.core.wire import HEADER, MAX_FRAME_BYTES, encode
-from anabranch.store.values.messages import NodeToClient
+from anabranch.store.values.messages import Denied, NodeToClient
 
 BUFFER_BYTES = 4 << 20
 READ_AHEAD = 16 << 10
 """Bytes of a frame and of what follows it that one receive takes; what is not the frame's is copied once more."""
 MAX_VECTORS = 512  # below IOV_MAX (1024)
+M = TypeVar("M")
 _TIMEVAL = struct.Struct("ll")
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(NodeToClient)
 
@@ -132,6 +133,16 @@ class Lane:
         except msgspec.MsgspecError as error:
             raise WireError(f"malformed message from {self.address}: {error}") from error
 
+    def answer(self, kind: type[M], op: int | None = None) -> M:
+        """The next message, which answers request `op`. Raises WireError for another one, AccessDenied or Overloaded
+        if the node refuses."""
+        message = self.receive()
+        if isinstance(message, Denied):
+            raise refusal(self.address, message)
+        if not isinstance(message, kind) or getattr(message, "op", None) != op:
+            raise WireError(f"{self.address} answers with {type(message).__name__} instead of {kind.__name__} {op}")
+        return message
+
     def receive_into(self, views: Sequence[memoryview]) -> None:
         """Fill all views, in order."""
         at, offset = self._drain(views)
@@ -220,6 +231,14 @@ class Lane:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
         except OSError as error:
             raise Unavailable(f"{self.address} is gone: {error}") from error
+
+
+def refusal(address: str, denied: Denied) -> AnabranchError:
+    """What a node's refusal is to the caller."""
+    text = f"{address}: {denied.reason}"
+    if denied.code == Overloaded.code:
+        return Overloaded(text)
+    return AccessDenied(text) if denied.code == AccessDenied.code else WireError(text)
 
 
 def advance(views: Sequence[memoryview], at: int, offset: int, count: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from anabranch.store.shards import Whereabouts
 from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.lanes import LanePool
 from anabranch.store.values.live.nodes import Nodes
-from anabranch.store.values.messages import MAX_ITEMS, Denied, Done, Exists, Invalidate, Pin, Prefetch, Presence, Remove
+from anabranch.store.values.messages import MAX_ITEMS, Done, Exists, Invalidate, Pin, Prefetch, Presence, Remove
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.scope import NAME_BYTES
 
@@ -27,12 +27,7 @@ def ask(pool: LanePool, message: Message, kind: type[M], call: Call) -> M:
     """One request and its answer. Raises what `LanePool.lane` raises, WireError for another answer."""
     with pool.lane(call) as lane:
         lane.send(message)
-        answer = lane.receive()
-        if isinstance(answer, Denied):
-            raise AccessDenied(f"{pool.address}: {answer.reason}")
-        if not isinstance(answer, kind) or getattr(answer, "op", None) != getattr(message, "op", None):
-            raise WireError(f"{pool.address} answers {type(message).__name__} with {type(answer).__name__}")
-        return answer
+        return lane.answer(kind, getattr(message, "op", None))
 
 
 class Questions:

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from anabranch.core.authentication import NONCE_BYTES, Credentials
-from anabranch.core.errors import WireError
+from anabranch.core.errors import AccessDenied, WireError
 from anabranch.core.live.tls import Tls
 from anabranch.store.values.introduction import admitted, hello
-from anabranch.store.values.live.lane import Lane
+from anabranch.store.values.live.lane import Lane, refusal
 from anabranch.store.values.messages import Denied, Greeting, Welcome
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -34,11 +34,15 @@ class Session:
         try:
             lane.until(time.monotonic() + timeout_s if deadline is None else deadline, timeout_s)
             greeting = lane.receive()
+            if isinstance(greeting, Denied):
+                raise refusal(address, greeting)
             if not isinstance(greeting, Greeting):
                 raise WireError(f"{address} is not a store node: it does not greet")
             sent = hello(self.credentials, greeting, self.id, secrets.token_bytes(NONCE_BYTES), name=self.name)
             lane.send(sent)
             reply = lane.receive()
+            if isinstance(reply, Denied) and reply.code != AccessDenied.code:
+                raise refusal(address, reply)
             if not isinstance(reply, Welcome | Denied):
                 raise WireError(f"{address} answers a hello with {type(reply).__name__}")
             return lane, admitted(self.credentials, greeting, sent, reply)
