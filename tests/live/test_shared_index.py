@@ -77,7 +77,7 @@ def test_random_operations(writer: SharedIndexWriter, path: str, other: str, mon
         monkeypatch.setattr(index, "library", library)
     reader = SharedIndexReader.attach(path)
     chance, names, model = random.Random(4), pool(300), dict[bytes, tuple[bytes, Place]]()
-    for step in range(6_000):
+    for step in range(3_000):
         name = chance.choice(names)
         if chance.random() < 0.58:
             place = Place(chance.randrange(1 << 64), chance.randrange(1 << 64), step)
@@ -144,6 +144,13 @@ def test_what_cannot_be_is_refused(writer: SharedIndexWriter) -> None:
         SharedIndexWriter.create("/nowhere/index", 10)
     with pytest.raises(ConfigError):
         SharedIndexWriter.create("/nowhere/index", 0)
+
+
+def test_what_a_killed_creation_left_is_taken_over(kind: str, path: str) -> None:
+    Path(path + ".new").write_bytes(b"half an index")
+    SharedIndexWriter.create(path, 20).close()
+    assert SharedIndexReader.attach(path).alive
+    assert os.listdir(os.path.dirname(path)) == ["index"]
 
 
 def test_one_writer_one_owner(writer: SharedIndexWriter, path: str) -> None:

@@ -49,19 +49,27 @@ def create(path: str, capacity: int) -> IndexFile:
     Raises Unavailable if another process writes the one that is there, ConfigError if there is no room."""
     if capacity < 1:
         raise ConfigError(f"an index has room for at least one entry, not {capacity}")
-    fd, temporary = _new_file(path, capacity)
+    # One name for all attempts: what a killed one left is taken over by the next.
+    draft = f"{path}.new"
+    fd = _locked(draft, create=True)
+    if fd is None:
+        raise Unavailable(f"{draft} is removed by another process")
+    old = None
     try:
-        for _ in range(_TRIES):
-            _retire(path)
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)
-                return _opened(fd)
-        raise Unavailable(f"{path} is being created by another process at the same time")
+        _fill(fd, path, capacity)
+        old = _locked(path)
+        if old is not None and os.fstat(old).st_size >= HEADER_BYTES:
+            os.pwrite(old, struct.pack("@Q", RETIRED), _STATE_AT)
+        os.rename(draft, path)
+        return _opened(fd)
     except BaseException:
         os.close(fd)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
         raise
     finally:
-        os.unlink(temporary)
+        if old is not None:
+            os.close(old)
 
 
 def reopen(path: str) -> IndexFile | None:
@@ -95,47 +103,28 @@ def unlock(file: IndexFile) -> None:
     os.close(file.fd)
 
 
-def _new_file(path: str, capacity: int) -> tuple[int, str]:
+def _fill(fd: int, path: str, capacity: int) -> None:
     slots = capacity + capacity // 2 + 2
-    temporary = f"{path}.{os.getpid()}-{os.urandom(4).hex()}"
+    size = HEADER_BYTES + slots * BYTES_A_SLOT
     try:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"cannot create the index {path}: {error.strerror}") from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.posix_fallocate(fd, 0, HEADER_BYTES + slots * BYTES_A_SLOT)
+        os.ftruncate(fd, 0)
+        os.posix_fallocate(fd, 0, size)
         secret, factor = struct.unpack("@2Q", os.urandom(16))
         os.pwrite(fd, _HEADER.pack(MAGIC, slots, capacity, secret, factor | 1, LIVE, 0), 0)
     except OSError as error:
-        os.close(fd)
-        os.unlink(temporary)
-        size = HEADER_BYTES + slots * BYTES_A_SLOT
         raise ConfigError(
             f"no room for an index of {size} bytes at {path}: {error.strerror}; lower dram_bytes"
         ) from error
-    return fd, temporary
 
 
-def _retire(path: str) -> None:
-    """Readers of what is at `path` find nothing from now on, and the name is free."""
-    fd = _locked(path)
-    if fd is None:
-        return
-    try:
-        if os.fstat(fd).st_size >= HEADER_BYTES:
-            os.pwrite(fd, struct.pack("@Q", RETIRED), _STATE_AT)
-        os.unlink(path)
-    finally:
-        os.close(fd)
-
-
-def _locked(path: str) -> int | None:
-    """The file at `path`, open and locked; None if there is none (or not of this user, or no file)."""
+def _locked(path: str, *, create: bool = False) -> int | None:
+    """The file at `path`, open and locked; None if there is none."""
     for _ in range(_TRIES):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
+        except FileNotFoundError as error:
+            if create:
+                raise ConfigError(f"cannot create the index {path}: its folder is missing") from error
             return None
         except OSError as error:
             raise ConfigError(f"cannot use {path} for the index: {error.strerror}; remove it") from error
