@@ -247,8 +247,8 @@ def measure(args: argparse.Namespace, plan: Plan, folder: Path) -> tuple[Samples
     samples = Samples()
     only = set(args.only.split(",")) if args.only else {"single", "batch", "keys", "host", "disk"}
     if "disk" in only:
-        for _ in range(plan.rounds):
-            for what, figures in disk.speeds(folder, plan.disk_bytes).items():
+        for turn in range(plan.rounds):
+            for what, figures in disk.speeds(folder, plan.disk_bytes, ours_first=turn % 2 == 1).items():
                 for who, speed in figures.items():
                     samples.add(f"SSD {what}", who, speed)
     with contextlib.ExitStack() as stack:

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 import anabranch
+from anabranch.store.values.live.client import Client
 
 
 class Anabranch:
@@ -13,12 +14,13 @@ class Anabranch:
 
     def __init__(self, options: Any) -> None:
         self._node = options.master
+        self._directory = getattr(options, "directory", "")
         self._local = getattr(options, "local", False)
         self._views: dict[tuple[int, int], memoryview] = {}
         self._keys: list[str] = []
 
     def open(self, segment_bytes: int, local_buffer_bytes: int) -> None:
-        self._client = anabranch.Client(self._node, local=self._local)
+        self._client = Client(self._node, directory=self._directory, local=self._local, timeout_s=30.0)
 
     def version(self) -> str:
         return f"anabranch {anabranch.__version__}"

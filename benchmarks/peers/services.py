@@ -30,13 +30,14 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def wait_port(port: int, process: subprocess.Popen[Any]) -> None:
+def wait_port(address: str, process: subprocess.Popen[Any]) -> None:
+    host, _, port = address.rpartition(":")
     end = time.monotonic() + READY_S
     while time.monotonic() < end and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
             return
         time.sleep(0.05)
-    raise Absent(f"{process.args[0]} did not come up (exit code {process.poll()})")  # type: ignore[index]
+    raise Absent(f"{process.args} did not come up (exit code {process.poll()})")
 
 
 def cpu_s(pid: int) -> float:
@@ -117,8 +118,8 @@ class Store:
         pids = [process.pid for process in self._services] + [asked.process.pid for asked in self._clients]
         return sum(map(cpu_s, pids))
 
-    def connect(self, buffer: int) -> None:
-        self.reader = self.client(buffer, local_buffer=512 << 20)
+    def connect(self, buffer: int, **options: Any) -> None:
+        self.reader = self.client(buffer, local_buffer=512 << 20, **options)
 
     def stop(self) -> None:
         for asked in reversed(self._clients):
@@ -152,6 +153,25 @@ def bare(folder: Path, segment: int, buffer: int) -> Iterator[Store]:
 
 
 @contextlib.contextmanager
+def anabranch(folder: Path, segment: int, buffer: int) -> Iterator[Store]:
+    """A directory, a node, a reader over TCP, and (`local`) a client that maps the node's memory."""
+    store = Store("anabranch", sys.executable, "anabranch_peer.py:Anabranch", folder, segment)
+    directory, node = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    command = [sys.executable, "-m", "anabranch"]
+    try:
+        wait_port(directory, store.serve([*command, "directory", "--listen", directory]))
+        data = ["--data-dir", str(folder / "node"), "--name", f"speed-{os.getpid()}"]
+        arena = ["--set", f"store.dram_bytes={segment}"]
+        wait_port(node, store.serve([*command, "node", "--listen", node, "--directory", directory, *data, *arena]))
+        store.master = node
+        store.local = store.client(64 << 20, local=True, directory=directory)
+        store.connect(buffer, directory=directory)
+        yield store
+    finally:
+        store.stop()
+
+
+@contextlib.contextmanager
 def mooncake(folder: Path, segment: int, buffer: int, python: str) -> Iterator[Store]:
     """Master, owner of the segment (`local`: its own calls are memcpy), and a reader without a segment."""
     store = Store("mooncake", python, "mooncake_peer.py:Mooncake", folder, segment)
@@ -164,8 +184,8 @@ def mooncake(folder: Path, segment: int, buffer: int, python: str) -> Iterator[S
             [str(master), "--rpc_address=127.0.0.1", f"--rpc_port={port}", "--metrics_host=127.0.0.1",
              f"--metrics_port={free_port()}"]
         )  # fmt: skip
-        wait_port(port, process)
         store.master = f"127.0.0.1:{port}"
+        wait_port(store.master, process)
         store.local = store.client(64 << 20, segment=segment, local_buffer=64 << 20)
         store.connect(buffer)
         yield store
@@ -194,8 +214,8 @@ def redis(folder: Path, segment: int, buffer: int, python: str, server: str) -> 
                 str(folder),
             ]
         )
-        wait_port(port, process)
         store.master = f"127.0.0.1:{port}"
+        wait_port(store.master, process)
         store.connect(buffer)
         yield store
     finally:

@@ -21,8 +21,9 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     recovery_s: float | None
 
 
-class StoreReport(msgspec.Struct, kw_only=True):
-    """`calls`: by "kind verdict". `leaked`: what a process held at rest that no value needs. `durable`: (acknowledged,
+class CampaignReport(msgspec.Struct, kw_only=True):
+    """`calls`: by "kind verdict". `census`: what the nodes held at rest; `leaked`: what of it no value
+    needs. `durable`: (acknowledged,
     found after every process was killed and started again). `pairs`: (acknowledged with two copies and still there, on
     two nodes). `slow`: blows after which service took longer
     than the target. `problems`: everything that makes the campaign fail."""
@@ -33,6 +34,7 @@ class StoreReport(msgspec.Struct, kw_only=True):
     calls: Counter[str] = msgspec.field(default_factory=Counter)
     outcomes: Counter[str] = msgspec.field(default_factory=Counter)
     leaked: dict[str, int] = {}
+    census: dict[str, int] = {}
     durable: tuple[int, int] = (0, 0)
     pairs: tuple[int, int] = (0, 0)
     scanned: int = 0
@@ -65,7 +67,7 @@ def share(found: tuple[int, int]) -> float | None:
     return round(there / asked, 4) if asked else None
 
 
-def summary(report: StoreReport) -> dict[str, object]:
+def summary(report: CampaignReport) -> dict[str, object]:
     """For JSON."""
     by_victim = {
         victim: times
