@@ -34,11 +34,12 @@ _FLAGS = {
 @click.option("--tenants-file", metavar="FILE", help="Tenants: TOML with secret, quota_bytes, encrypt for each.")
 @click.option("--name", default="", metavar="NAME", help="The node's name in its store.  [default: HOST-PORT]")
 @click.option("--data-dir", default="", metavar="FOLDER", help="What outlives the node.  [default: in ~/.cache]")
+@click.option("--keep", is_flag=True, help="Stopped, leave what is in memory to a successor (an upgrade).")
 @click.option("--metrics", default="", metavar="HOST:PORT", help="Serve /metrics and /healthz here.")
 @with_options(SECURITY_OPTIONS)
 @with_options(CONFIG_OPTIONS)
 def command(
-    name: str, data_dir: str, metrics: str, config_file: str | None, sets: tuple[str, ...], **named: object
+    name: str, data_dir: str, keep: bool, metrics: str, config_file: str | None, sets: tuple[str, ...], **named: object
 ) -> int:
     """Run a node of the store: it keeps values in memory and on disk, and serves them.
 
@@ -49,4 +50,4 @@ def command(
     from anabranch.cluster.live.store_process import node_name, start_node
 
     name = name or node_name(settings.store.listen)
-    return serve(name, settings.log, lambda: start_node(settings, name, data_dir=data_dir, metrics=metrics))
+    return serve(name, settings.log, lambda: start_node(settings, name, data_dir=data_dir, metrics=metrics, keep=keep))

@@ -31,7 +31,7 @@ def print_report(report: StoreReport) -> None:
             health,
             f"{total(stat, 'values'):.0f}",
             format_bytes(int(total(stat, "used_bytes"))),
-            format_bytes(int(total(stat, "ssd_bytes"))),
+            format_bytes(int(total(stat, "ssd_used_bytes"))),
             *counts,
             f"{total(stat, 'items', call='get'):.0f}",
             hit_ratio(stat),

@@ -45,7 +45,10 @@ def command(once: bool, interval_s: float, as_json: bool, **options: Any) -> int
         if as_json or once:
             while True:
                 seen = look()
-                click.echo(msgspec.json.encode(seen).decode()) if as_json else _print(seen)
+                if as_json:
+                    click.echo(msgspec.json.encode(seen).decode())
+                else:
+                    _print(seen)
                 if once:
                     return 0 if before.healthy else 1
         return _watch(look)
@@ -78,26 +81,37 @@ def _screen(seen: StoreRates) -> Any:
 
 
 def _nodes(seen: StoreRates) -> Any:
-    table = _table(
-        "node", "health", "DRAM", "SSD", "in", "out", "gets/s", "dram", "ssd", "backing", "miss", "evicted/s", "queue",
+    headings = (
+        "node",
+        "health",
+        "DRAM",
+        "SSD",
+        "in/s",
+        "out/s",
+        "gets/s",
+        "hit%",
+        "d/s/b%",
+        "evict/s",
+        "queue",
         "leases",
-    )  # fmt: skip
+    )
+    table = _table(*headings)
     for node in seen.nodes:
         if node.problem:
             table.add_row(node.node_id, node.problem, style="red")
             continue
-        full = f"{format_bytes(node.used_bytes)} of {format_bytes(node.total_bytes)}"
-        shares = [f"{100 * node.shares.get(what, 0.0):.0f}%" for what in ("dram", "ssd", "backing", "miss")]
+        hits = [f"{100 * node.shares.get(tier, 0.0):.0f}" for tier in ("dram", "ssd", "backing")]
         health = state_of(node.stat, node.accepts) if node.stat is not None else "ok"
         table.add_row(
             node.node_id,
             health,
-            full,
+            f"{format_bytes(node.used_bytes)}/{format_bytes(node.total_bytes)}",
             format_bytes(node.ssd_bytes),
-            _speed(node.bytes_in),
-            _speed(node.bytes_out),
+            format_bytes(round(node.bytes_in)),
+            format_bytes(round(node.bytes_out)),
             f"{node.gets:.0f}",
-            *shares,
+            f"{100 * (1.0 - node.shares['miss']):.0f}" if node.shares else "-",
+            "/".join(hits) if node.shares else "-",
             f"{node.evicted:.0f}",
             format_bytes(node.queue_bytes),
             str(node.leases),
@@ -107,10 +121,11 @@ def _nodes(seen: StoreRates) -> Any:
 
 
 def _tenants(seen: StoreRates) -> Any:
-    table = _table("tenant", "in", "out", "gets/s", "hits", "puts/s")
+    table = _table("tenant", "in/s", "out/s", "gets/s", "hit%", "puts/s")
     for tenant in seen.tenants[:TENANTS]:
-        figures = (_speed(tenant.bytes_in), _speed(tenant.bytes_out), f"{tenant.gets:.0f}", f"{100 * tenant.hits:.0f}%")
-        table.add_row(tenant.tenant, *figures, f"{tenant.puts:.0f}")
+        speeds = [format_bytes(round(speed)) for speed in (tenant.bytes_in, tenant.bytes_out)]
+        hits = f"{100 * tenant.hits:.0f}" if tenant.gets else "-"
+        table.add_row(tenant.tenant, *speeds, f"{tenant.gets:.0f}", hits, f"{tenant.puts:.0f}")
     return table
 
 
@@ -119,7 +134,7 @@ def _table(*headings: str) -> Any:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index < 2 else "right", overflow="fold")
+        table.add_column(heading, justify="left" if index < 2 else "right", no_wrap=index > 1)
     return table
 
 

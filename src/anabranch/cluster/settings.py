@@ -105,6 +105,11 @@ def store_contradictions(settings: Settings) -> Iterator[str]:
     tls = {"tls_cert": security.tls_cert, "tls_key": security.tls_key, "tls_ca": security.tls_ca}
     if any(tls.values()) and (missing := [key for key, value in tls.items() if not value]):
         yield f"security.{missing[0]} is empty: TLS needs tls_cert, tls_key and tls_ca"
+    directory = settings.directory
+    if directory.shard >= directory.shards:
+        yield f"directory.shard = {directory.shard}: there are {directory.shards} shards, counted from 0"
+    if directory.etcd and directory.listen.startswith(("0.0.0.0:", "[::]:")) and not directory.advertise:
+        yield f'directory.listen = "{directory.listen}" is no address to connect to: set directory.advertise'
     if settings.directory.node_ttl_s <= store.heartbeat_s:
         yield (
             f"directory.node_ttl_s = {settings.directory.node_ttl_s:g}s is not longer than store.heartbeat_s = "

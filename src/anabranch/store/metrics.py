@@ -37,17 +37,22 @@ HELP = {
     "asked": "Items that callers asked for, by call and tenant. Equals items_total over all outcomes once answered.",
     "items": "Items whose outcome is known, by call, tenant, outcome and (gets that are ok) the tier they came from.",
     "bytes": "Bytes of items that went to callers (get) or came from them (put), by call, tenant and tier.",
-    "received_bytes": "Bytes received on lanes.",
-    "sent_bytes": "Bytes sent on lanes.",
+    "bytes_in": "Bytes of values received on lanes, those of other nodes included.",
+    "bytes_out": "Bytes of values sent on lanes, those to other nodes included.",
+    "put_bytes": "Bytes of values stored.",
     "evicted": "Values that left DRAM to make room.",
     "evicted_bytes": "Bytes of values that left DRAM to make room.",
     "evicted_for_quota": "Values that left DRAM because their tenant had used up its quota.",
     "moved": "Values moved within the arena to join holes.",
-    "denied": "Callers that were not let in.",
-    "denied_calls": "Calls that a caller may not make: another tenant's value, an administrator's call.",
-    "malformed": "Connections closed because what they sent was no message.",
-    "differing_puts": "Puts refused because other bytes are stored under the key.",
+    "callers_denied": "Callers that were not let in.",
     "damaged": "Copies dropped because a checksum did not match.",
+    "damaged_slices": "Slices that arrived with a wrong checksum.",
+    "adopted": "Values found in memory that a former process had left.",
+    "loaded_from_ssd": "Values brought back to DRAM from the SSD tier.",
+    "loaded_from_backing": "Values brought to DRAM from the backing store.",
+    "load_failed": "Values that a lower tier has and could not deliver.",
+    "load_no_room": "Values that found no room in DRAM on their way back.",
+    "puts_abandoned": "Puts that ended before all of their bytes had come.",
     "joins": "Introductions of nodes.",
     "lookups": "Look-ups of prefixes.",
     "wheres": "Look-ups of values.",
@@ -59,12 +64,21 @@ HELP = {
     "values": "Values in DRAM.",
     "used_bytes": "Bytes of the arena that hold values.",
     "free_bytes": "Bytes of the arena that hold nothing.",
-    "ssd_bytes": "Bytes of the SSD tier in use.",
+    "capacity_bytes": "Bytes of the arena.",
+    "held_bytes": "Bytes of values that cannot leave now: leased, pinned, or on their way.",
+    "reserved_bytes": "Bytes of puts under way.",
+    "ssd_used_bytes": "Bytes of the SSD tier's files.",
     "leases": "Leases that readers hold now.",
     "pins": "Pinned values.",
-    "queue": "Writes waiting for the SSD.",
-    "queue_bytes": "Bytes waiting for the SSD.",
+    "puts": "Puts under way.",
+    "loads": "Reads of lower tiers under way.",
+    "waiting": "Puts waiting for room.",
+    "writes_waiting": "Values waiting for the SSD or the backing store.",
+    "writes_waiting_bytes": "Bytes waiting for the SSD or the backing store.",
     "lanes": "Open connections of clients and other nodes.",
+    "sessions": "Clients and other nodes connected.",
+    "threads": "Threads that serve lanes.",
+    "unreclaimed": "Invalidated values whose memory is still to be freed.",
     "links": "Open connections.",
     "members": "Nodes that the directory listens to.",
 }
@@ -75,7 +89,7 @@ _SANE = re.compile(r"[^a-zA-Z0-9_]")
 
 def families(stat: Stat, role: Role) -> list[Family]:
     """Every figure of a Stat, sorted by name. Every sample is labelled with the process's name."""
-    own = {role: stat.name}
+    own: dict[str, str] = {role: stat.name}
     found: dict[str, Family] = {}
     for key, value in sorted(stat.counters.items()):
         name, labels = parse(key)

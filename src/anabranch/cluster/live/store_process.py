@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from anabranch.cluster.settings import Settings
-from anabranch.core.authentication import Credentials
+from anabranch.core.authentication import Credentials, must_authenticate
 from anabranch.core.errors import ConfigError
 from anabranch.core.live.handshake import Dialer
 from anabranch.store.live.directory_server import DirectoryServer
@@ -22,7 +22,12 @@ from anabranch.store.live.metrics_server import MetricsServer
 from anabranch.store.live.stat_client import ask_stat
 from anabranch.store.messages import Stat
 from anabranch.store.metrics import Role
+from anabranch.store.values.config import StoreConfig
+from anabranch.store.values.contracts import DiskTier
+from anabranch.store.values.live.administration import probe
 from anabranch.store.values.live.credentials import access_of, tls_of
+from anabranch.store.values.live.node_server import ValueNode
+from anabranch.store.values.live.session import Session
 
 PROBE_TENANT = "anabranch.probe"
 PROBE_S = 2.0
@@ -67,19 +72,71 @@ class Running:
 def start_directory(settings: Settings, *, metrics: str = "") -> Running:
     """Raises ConfigError, Unavailable (the address is taken) or MissingExtra."""
     access, tls = access_of(settings.security), tls_of(settings.security)
-    server = DirectoryServer(settings.directory, access=access, tls=tls).start()
     dial = Dialer(Credentials(secret=access.cluster_secret), tls)
+    server = DirectoryServer(settings.directory, access=access, tls=tls, dial=dial).start()
 
-    def probe() -> None:
+    def answers() -> None:
         ask_stat(server.address, timeout_s=PROBE_S, dial=dial)
 
-    return Running(server, "directory", server.stat, probe, metrics)
+    return Running(server, "directory", server.stat, answers, metrics)
 
 
-def start_node(settings: Settings, name: str, *, data_dir: str = "", metrics: str = "") -> Running:
-    """Raises ConfigError for what cannot be (a secret that is missing, memory that is not there, a folder in use),
-    Unavailable (the address is taken) or MissingExtra."""
-    raise ConfigError("nodes of the store are not built yet")
+def start_node(settings: Settings, name: str, *, data_dir: str = "", metrics: str = "", keep: bool = False) -> Running:
+    """`keep`: what is in memory is left for a successor when the process stops. Raises ConfigError for what cannot be
+    (a secret that is missing, memory that is not there, a folder in use), Unavailable (the address is taken) or
+    MissingExtra."""
+    access, tls = access_of(settings.security), tls_of(settings.security)
+    must_authenticate([settings.store.listen], access)
+    folder = node_folder(name, data_dir)
+    disk = open_disk(settings.store, folder)
+    try:
+        node = ValueNode(
+            name,
+            settings.store,
+            settings.write,
+            unix_address=f"unix:{socket_path(folder)}",
+            arena_path=arena_path(folder),
+            data_dir=str(folder),
+            access=access,
+            tls=tls,
+            disk=disk,
+        )
+        node.start()
+    except BaseException:
+        if disk is not None:
+            disk.close()
+        raise
+    # Through the node's own listener, as a tenant that nobody else is.
+    session = Session(Credentials(secret=access.cluster_secret, tenant=PROBE_TENANT), tls=tls, name="probe")
+    return Running(_Node(node, keep), "node", node.stat, lambda: probe(node.address, session), metrics)
+
+
+class _Node:
+    def __init__(self, node: ValueNode, keep: bool) -> None:
+        self._node = node
+        self._keep = keep
+
+    @property
+    def address(self) -> str:
+        return self._node.address
+
+    def stop(self) -> None:
+        self._node.stop(keep=self._keep)
+
+
+def open_disk(store: StoreConfig, folder: Path) -> DiskTier | None:
+    """The SSD tier; None if it has no bytes. Raises ConfigError."""
+    if store.ssd_bytes == 0:
+        return None
+    from anabranch.store.values.live.log.value_log import ValueLog
+
+    return ValueLog(store.ssd_dir or str(folder / "ssd"), store.ssd_bytes)
+
+
+def arena_path(folder: Path) -> str:
+    """In shared memory; the same for the same folder, so that a successor finds it."""
+    digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    return f"/dev/shm/anabranch-store-{os.getuid()}-{digest}"
 
 
 def node_name(listen: str) -> str:

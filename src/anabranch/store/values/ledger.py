@@ -40,6 +40,11 @@ class Ledger:
         if size:
             self.counters[labelled("bytes", call=call, tenant=tenant, tier=tier)] += size
 
+    def carried(self, call: Call, tenant: str, size: int) -> None:
+        """Bytes of items that were counted without theirs."""
+        if size:
+            self.counters[labelled("bytes", call=call, tenant=self._named(tenant))] += size
+
     def answered_all(self, call: Call, tenant: str, outcomes: bytes) -> None:
         """A batch whose items have no tier or size of their own."""
         for outcome, items in Counter(outcomes).items():

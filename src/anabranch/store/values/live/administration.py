@@ -39,6 +39,7 @@ from anabranch.store.values.slices import slice_sums
 LISTED = 1000
 PROBE_S = 2.0
 _PROBE_BYTES = b"anabranch probe"
+_DENIED = bytes([Outcome.DENIED])
 M = TypeVar("M")
 
 
@@ -71,7 +72,8 @@ class Administrator:
 
     def report(self) -> StoreReport:
         """Everybody's own account. Never raises for one that does not answer."""
-        directories = [self._directory_report(address) for address in shard_list(self._directory)]
+        leaders = self._link.addresses if self._link is not None else []
+        directories = [self._directory_report(address) for address in leaders]
         try:
             rows = self._link.nodes(self._timeout_s) if self._link is not None else []
         except Unavailable:
@@ -151,6 +153,8 @@ class Administrator:
         return NodeReport(node_id or stat.name, address, accepts, stat)
 
     def _directory_report(self, address: str) -> DirectoryReport:
+        if not address:
+            return DirectoryReport(address, problem="nobody leads this shard; a new leader takes over within seconds")
         try:
             return DirectoryReport(address, directory_stat(address, self._session, self._timeout_s))
         except AnabranchError as error:
@@ -192,16 +196,13 @@ def probe(address: str, session: Session) -> None:
 
 def expected(reply: Any, kind: type[M], address: str) -> M:
     """The reply if it is of that kind. Raises AccessDenied or WireError."""
+    if isinstance(reply, Done) and reply.outcomes == _DENIED:
+        raise AccessDenied(f"{address}: only trusted callers may do this: the cluster's secret is needed")
     if isinstance(reply, kind):
         return reply
     if isinstance(reply, Denied):
         raise AccessDenied(f"{address}: {reply.reason}")
     raise WireError(f"{address} answers with {type(reply).__name__} instead of {kind.__name__}")
-
-
-def shard_list(directory: str) -> list[str]:
-    """The addresses in `store.directory`; none for etcd, whose members the link finds itself."""
-    return [] if directory.startswith("etcd://") else [part.strip() for part in directory.split(",") if part.strip()]
 
 
 def directory_link(directory: str, session: Session) -> DirectoryLink:

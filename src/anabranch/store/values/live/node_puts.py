@@ -200,6 +200,8 @@ class PutDesk:
             self._stored(entries)
         if over:
             self._answered(session, put.outcomes)
+            size = sum([item.size for item in put.items if item.outcome == Outcome.OK])
+            self._custody.ledger.carried("put", session.caller.tenant, size)
         self._custody.notice()
 
     def _answered(self, session: NodeSession, outcomes: bytes) -> None:
