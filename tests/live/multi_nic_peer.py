@@ -46,7 +46,7 @@ def read(size: int, description: str, topology: str) -> None:
         say("started")
         results = transfer.wait(float(line))
         fine = results == [Moved.OK] * 2 and memory == truth
-        rails = {name.split(" ")[0]: rate for name, rate in transport.rails(peer).items()}
+        rails = {name.rpartition(" ")[2]: rate for name, rate in transport.rails(peer).items()}
         report = {"fine": fine, "results": [r.name for r in results], "s": time.monotonic() - started, "rails": rails}
         say(json.dumps(report))
     transport.close()

@@ -92,7 +92,7 @@ def test_what_is_wrong_is_named(text: str, says: str) -> None:
 
 
 def test_addresses_of_a_peer_with_several_nics() -> None:
-    assert split_addresses("10.0.1.1:7070, 10.0.2.1:7070") == ("10.0.1.1:7070", "10.0.2.1:7070")
+    assert split_addresses("10.0.1.1:7070 + 10.0.2.1:7070") == ("10.0.1.1:7070", "10.0.2.1:7070")
     assert split_addresses("host:1") == ("host:1",)
     assert host_of("[fd00::1]:7070") == "fd00::1"
     assert host_of("10.0.0.1:7070") == "10.0.0.1"

@@ -82,11 +82,17 @@ class Spread(Generic[R]):
         state.backlog = max(0, state.backlog - count)
         state.since = state.used_at = now
         if state.probing:
-            state.probing, state.retry_at, state.up_since = False, None, now
+            self.back(rail, now)
         if state.retry_at is None and count > 0:
             sample = max(seconds, 1e-9) / count
             weight = 1 - (1 - WEIGHT) ** min(count / REFERENCE_BYTES, 4)
             state.cost = state.cost + weight * (sample - state.cost) if state.cost else sample
+
+    def back(self, rail: R, now: float) -> None:
+        """The rail works again, as was seen in some other way."""
+        state = self._rails[rail]
+        if state.retry_at is not None:
+            state.probing, state.retry_at, state.up_since = False, None, now
 
     def give_back(self, rail: R, count: int) -> None:
         """These bytes will not be sent, for a reason that is not the rail's."""

@@ -117,8 +117,8 @@ def _refuse_twins(nics: tuple[Nic, ...], origin: str) -> None:
 
 
 def split_addresses(address: str) -> tuple[str, ...]:
-    """A peer with several NICs is written `host:port,host:port`; these are the parts."""
-    return tuple(part for part in (piece.strip() for piece in address.split(",")) if part)
+    """A peer with several NICs is written `host:port+host:port`; these are the parts. (A comma parts peers.)"""
+    return tuple(part for part in (piece.strip() for piece in address.split("+")) if part)
 
 
 def host_of(address: str) -> str:

@@ -1,7 +1,7 @@
 """Connections over chosen NICs: which rails lead to a peer, which of them gets the next connection, which has failed.
 
 **Covers** binding, marks, time limits of a connection, leaving and probing a rail. **Does not cover** what is said on a
-connection. A peer with several NICs is written `host:port,host:port`.
+connection. A peer with several NICs is written `host:port+host:port`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from anabranch.transfer.spread import Spread
 from anabranch.transfer.topology import Nic, Topology, Use, host_of, parse_topology, split_addresses
 
 CONNECT_S = 2.0
-SILENCE_S = 5.0
+SILENCE_S = 2.0
+"""How long a peer may be silent on one of several rails, in the kernel's eyes, before another is taken."""
+Permit = Callable[[int, float], None]
+"""Waits until so many bytes may be sent, at most so many seconds. Raises DeadlineExceeded."""
 
 
 class Rail(msgspec.Struct, frozen=True):
@@ -34,7 +38,7 @@ class Rail(msgspec.Struct, frozen=True):
     address: str
 
     def __str__(self) -> str:
-        return f"{self.nic.name or 'any NIC'} → {self.address}"
+        return f"{self.address} over {self.nic.name}" if self.nic.name else self.address
 
 
 def load_topology(path: str) -> Topology:
@@ -53,17 +57,18 @@ def connect_rail(
     traffic: TrafficClass,
     *,
     timeout_s: float = CONNECT_S,
-    silence_s: float = SILENCE_S,
+    silence_s: float = 0.0,
     marks: bool = False,
 ) -> socket.socket:
-    """A connected, blocking socket that leaves through the rail's NIC. A peer that is not heard of for `silence_s`
-    (a cut cable, a dead host) ends the connection with an error, also while nothing is sent. Raises Unavailable."""
+    """A connected, blocking socket that leaves through the rail's NIC. A peer whose kernel is not heard of for
+    `silence_s` (a cut cable, a dead host; 0: no limit) ends the connection with an error, also while nothing is sent.
+    Raises Unavailable."""
     unix = rail.address.startswith("unix:")
     try:
         family, where = _resolve(rail.address)
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise Unavailable(f"cannot connect over {rail}: {error}") from error
+        raise Unavailable(f"cannot connect to {rail}: {error}") from error
     try:
         sock.settimeout(timeout_s)
         if not unix:
@@ -74,7 +79,7 @@ def connect_rail(
         sock.settimeout(None)
     except OSError as error:
         sock.close()
-        raise Unavailable(f"cannot connect over {rail}: {error}") from error
+        raise Unavailable(f"cannot connect to {rail}: {error}") from error
     return sock
 
 
@@ -90,10 +95,11 @@ def _resolve(address: str) -> tuple[socket.AddressFamily, Any]:
 
 def _prepare(sock: socket.socket, nic: Nic, silence_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(silence_s / 3)))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(silence_s / 3)))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))
+    if silence_s:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(silence_s / 3)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(silence_s / 3)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))
     if nic.device:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, nic.device.encode())
     if nic.address:
@@ -102,42 +108,44 @@ def _prepare(sock: socket.socket, nic: Nic, silence_s: float) -> None:
 
 class RailSet:
     """The rails to one peer. Thread-safe. Use: `connect` for each connection wanted, then exactly one of `closed` and
-    `failed` for it; `done` now and then, so that faster rails get more connections."""
+    `failed` for it. Only where there are several does a silent peer end a connection (after `silence_s`): one rail is
+    left for another, never for nothing."""
 
     def __init__(
         self,
         rails: tuple[Rail, ...],
         *,
         marks: bool = False,
-        connect_s: float = CONNECT_S,
         silence_s: float = SILENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rails = rails
-        self._marks, self._connect_s, self._silence_s, self._clock = marks, connect_s, silence_s, clock
+        self._marks, self._clock = marks, clock
+        self._silence_s = silence_s if len(rails) > 1 else 0.0
         self._lock = threading.Lock()
         self._spread = Spread({rail: rail.nic.bandwidth for rail in rails})
         self._lanes: Counter[Rail] = Counter()
 
-    def connect(self, traffic: TrafficClass) -> tuple[Rail, socket.socket]:
-        """A connection over a rail that is due for its probe, else over the one whose bandwidth is shared by the fewest
-        connections; if that fails, over the next one. Raises Unavailable: none of the rails that may be tried works."""
+    def connect(
+        self, traffic: TrafficClass, *, timeout_s: float = CONNECT_S, only: Rail | None = None
+    ) -> tuple[Rail, socket.socket]:
+        """A connection over the rail whose bandwidth is shared by the fewest connections; if that fails, over the next
+        one, `timeout_s` for each. Rails that have failed come last. `only`: over this one. Raises Unavailable."""
         reasons = []
-        for rail in self._candidates():
-            if not self._begin(rail):
-                continue
+        for rail in (only,) if only is not None else self._candidates():
+            with self._lock:
+                self._spread.take(rail, 0, self._clock())
+                self._lanes[rail] += 1
             try:
-                sock = connect_rail(
-                    rail, traffic, timeout_s=self._connect_s, silence_s=self._silence_s, marks=self._marks
-                )
+                sock = connect_rail(rail, traffic, timeout_s=timeout_s, silence_s=self._silence_s, marks=self._marks)
             except Unavailable as error:
                 self.failed(rail)
                 reasons.append(str(error))
                 continue
             with self._lock:
-                self._spread.done(rail, 0, 0.0, self._clock())
+                self._spread.back(rail, self._clock())
             return rail, sock
-        raise Unavailable("; ".join(reasons) or f"all rails have failed: {', '.join(map(str, self.rails))}")
+        raise Unavailable("; ".join(reasons))
 
     def closed(self, rail: Rail) -> None:
         """A connection was closed here."""
@@ -150,12 +158,6 @@ class RailSet:
             self._lanes[rail] -= 1
             self._spread.failed(rail, self._clock())
 
-    def done(self, rail: Rail, count: int, seconds: float) -> None:
-        """A connection moved `count` bytes in `seconds`, alone on it."""
-        with self._lock:
-            # Its connections share the rail: what one of them gets is not all that the rail can do.
-            self._spread.done(rail, count, seconds / max(1, self._lanes[rail]), self._clock())
-
     def in_use(self) -> list[Rail]:
         with self._lock:
             return self._spread.in_use()
@@ -164,25 +166,20 @@ class RailSet:
         """Connections open over the rail."""
         return self._lanes[rail]
 
-    def missing(self) -> list[Rail]:
-        """Rails that may be tried now and have no connection: those that were never used, and those due for a probe."""
+    def missing(self) -> Rail | None:
+        """A rail that may be tried now and has no connection: never used yet, or failed and due for a probe."""
+        if len(self.rails) == 1:
+            return None
         with self._lock:
             usable = self._spread.in_use() + self._spread.due(self._clock())
-            return [rail for rail in usable if self._lanes[rail] <= 0]
+            return next((rail for rail in usable if self._lanes[rail] <= 0), None)
 
     def _candidates(self) -> list[Rail]:
         with self._lock:
             now = self._clock()
             in_use = self._spread.in_use()
             in_use.sort(key=lambda rail: (self._lanes[rail] + 1) * self._spread.cost(rail, now))
-            return self._spread.due(now) + in_use
-
-    def _begin(self, rail: Rail) -> bool:
-        with self._lock:
-            if not self._spread.take(rail, 0, self._clock()):
-                return False
-            self._lanes[rail] += 1
-            return True
+            return in_use + [rail for rail in self.rails if rail not in in_use]
 
 
 class Links:
@@ -204,6 +201,13 @@ class Links:
     def shaper(self, nic: Nic) -> LinkShaper:
         return self._shapers[nic.name]
 
+    def permit(self, nic: Nic | None, traffic: TrafficClass) -> Permit | None:
+        """What a sender asks before each message; None: it need not ask."""
+        shaper = self._shapers[nic.name] if nic is not None else None
+        if shaper is None or not shaper.rate_bytes:
+            return None
+        return partial(shaper.send, traffic)
+
     def nic_of(self, sock: socket.socket) -> Nic | None:
         """Through which NIC an accepted connection came; None: through none of the topology's, e.g. a UNIX socket."""
         if sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -213,7 +217,7 @@ class Links:
         unnamed = next((nic for nic in self.topology.nics if not nic.address), None)
         return named or unnamed
 
-    def rails(self, address: str, use: Use = "any", *, connect_s: float = CONNECT_S) -> RailSet:
+    def rails(self, address: str, use: Use = "any") -> RailSet:
         """Every pair of a NIC here and an address of the peer that it reaches. Raises ConfigError if there is none."""
         rails, problems = [], []
         for part in split_addresses(address):
@@ -226,4 +230,4 @@ class Links:
                 problems.append(str(error))
         if not rails:
             raise ConfigError(problems[0] if problems else f"{address!r} is not an address")
-        return RailSet(tuple(rails), marks=self.marks, connect_s=connect_s, silence_s=self._silence_s)
+        return RailSet(tuple(rails), marks=self.marks, silence_s=self._silence_s)

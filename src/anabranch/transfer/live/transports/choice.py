@@ -8,19 +8,20 @@ from anabranch.transfer.live.transports.mooncake import MooncakeTransport
 from anabranch.transfer.live.transports.nixl import NixlTransport
 from anabranch.transfer.live.transports.shm import ShmTransport
 from anabranch.transfer.live.transports.tcp import TcpTransport
+from anabranch.transfer.topology import split_addresses
 from anabranch.transfer.transport import Transport
 
 NAMES = ("shm", "tcp", "nixl", "mooncake")
 
 
 def open_transport(name: str, *, host: str = "127.0.0.1", links: Links | None = None, device: str = "") -> Transport:
-    """`host`: this host's address for peers; for tcp several, comma-separated, one a NIC. `device`: an RDMA device for
+    """`host`: this host's address for peers; for tcp one for each NIC, `host+host`. `device`: an RDMA device for
     nixl and mooncake. Raises ConfigError for another name or what this machine lacks, MissingExtra, Unavailable."""
     match name:
         case "shm":
             return ShmTransport()
         case "tcp":
-            return TcpTransport([f"{part.strip()}:0" for part in host.split(",")], links=links)
+            return TcpTransport([f"{part}:0" for part in split_addresses(host)], links=links)
         case "nixl":
             return NixlTransport(device=device)
         case "mooncake":

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from anabranch.core.errors import InvalidInput
 from anabranch.transfer.classes import TrafficClass
-from anabranch.transfer.live.rails import SILENCE_S, Links
+from anabranch.transfer.live.rails import Links
 from anabranch.transfer.live.transports.memory import LocalRegions
 from anabranch.transfer.live.transports.tcp_server import SliceServer
 from anabranch.transfer.live.transports.tcp_transfer import TcpPeer, TcpTransfer
@@ -32,7 +32,7 @@ class TcpTransport:
         links: Links | None = None,
         traffic: TrafficClass = TrafficClass.LOAD,
         lanes: int = 2,
-        silence_s: float = SILENCE_S,
+        silence_s: float = 5.0,
     ) -> None:
         self.capabilities = Capabilities(checked=True)
         self._name = f"{KIND}-{secrets.token_hex(8)}"

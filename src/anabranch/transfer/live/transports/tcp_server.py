@@ -53,7 +53,7 @@ class SliceServer:
 
     @property
     def address(self) -> str:
-        return ",".join(listener.address for listener in self._listeners)
+        return "+".join(listener.address for listener in self._listeners)
 
     def close(self) -> None:
         for listener in self._listeners:
