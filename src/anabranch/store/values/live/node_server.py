@@ -238,7 +238,8 @@ class ValueNode:
         shelf = self.custody.shelf
         stale = []
         if self._index is not None and len(self._index):
-            kept = {one.record.name for one in found}
+            dead = self._scopes.dead
+            kept = {one.record.name for one in found if one.generation > dead.get(one.record.scope, 0)}
             stale = [name for name, _, _ in self._index.entries() if name not in kept]
             for name in stale:
                 self._index.discard(name)
