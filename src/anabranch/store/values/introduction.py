@@ -9,9 +9,18 @@ from __future__ import annotations
 from anabranch.core.authentication import Access, Caller, Credentials, Denial, answer, confirms, hello_proof
 from anabranch.core.errors import AccessDenied, WireError
 from anabranch.store.values.messages import PROTOCOL, Denied, Greeting, Hello, Welcome
+from anabranch.transfer.classes import TrafficClass
 
 
-def hello(credentials: Credentials, greeting: Greeting, session: bytes, nonce: bytes, *, name: str = "") -> Hello:
+def hello(
+    credentials: Credentials,
+    greeting: Greeting,
+    session: bytes,
+    nonce: bytes,
+    *,
+    name: str = "",
+    traffic: TrafficClass = TrafficClass.LOAD,
+) -> Hello:
     """A client's answer to a greeting. Raises AccessDenied if the client has a secret that the node does not ask for
     (it is open, or somebody else), WireError if the two speak different protocols."""
     if greeting.protocol != PROTOCOL:
@@ -30,6 +39,7 @@ def hello(credentials: Credentials, greeting: Greeting, session: bytes, nonce: b
         epoch=credentials.epoch,
         proof=proof,
         name=name,
+        traffic=traffic,
     )
 
 
@@ -51,3 +61,10 @@ def admit(access: Access, greeting: Greeting, received: Hello, certificate: str 
     if isinstance(caller, Denial):
         return Denied(reason=caller.reason, code=caller.code)
     return caller, answer(caller, greeting.nonce, received)
+
+
+def traffic_of(received: Hello, caller: Caller) -> TrafficClass:
+    """The class of what a lane moves: what the caller says, but a stranger is not more urgent than a load."""
+    if received.traffic not in set(TrafficClass):
+        return TrafficClass.LOAD
+    return TrafficClass(received.traffic if caller.trusted else max(received.traffic, TrafficClass.LOAD))

@@ -39,7 +39,7 @@ class Greeting(Message, frozen=True, kw_only=True):
 class Hello(Message, frozen=True, kw_only=True):
     """`session`: 16 random bytes, equal on all lanes of a client. `proof` binds the greeting's nonce, `session` and
     `tenant` to a secret: the tenant's, or the cluster's (then the caller is trusted: any tenant, admin's calls,
-    `scopes`)."""
+    `scopes`). `traffic`: class of what this lane moves (`transfer.classes.TrafficClass`; 2: load)."""
 
     session: bytes
     nonce: bytes
@@ -49,6 +49,7 @@ class Hello(Message, frozen=True, kw_only=True):
     proof: bytes = b""
     protocol: int = PROTOCOL
     name: str = ""
+    traffic: int = 2
 
 
 class Welcome(Message, frozen=True, kw_only=True):

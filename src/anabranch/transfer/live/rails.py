@@ -218,7 +218,7 @@ class Links:
         return named or unnamed
 
     def rails(self, address: str, use: Use = "any") -> RailSet:
-        """Every pair of a NIC here and an address of the peer that it reaches. Raises ConfigError if there is none."""
+        """Every pair of a NIC here and an address of the peer that it reaches. Raises Unavailable if there is none."""
         rails, problems = [], []
         for part in split_addresses(address):
             if part.startswith("unix:"):
@@ -229,5 +229,5 @@ class Links:
             except ConfigError as error:
                 problems.append(str(error))
         if not rails:
-            raise ConfigError(problems[0] if problems else f"{address!r} is not an address")
+            raise Unavailable(problems[0] if problems else f"{address!r} is not an address")
         return RailSet(tuple(rails), marks=self.marks, silence_s=self._silence_s)

@@ -20,6 +20,7 @@ import msgspec
 
 from anabranch.core.errors import AnabranchError, DeadlineExceeded, Retryable, StaleLease, WireError
 from anabranch.store.values.grouping import Group, group
+from anabranch.store.values.live.attempts import Attempts, Ended
 from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.crew import WORTH_BYTES, Crew
 from anabranch.store.values.live.lane import Lane
@@ -33,7 +34,6 @@ from anabranch.store.values.spread import SliceQueue
 from anabranch.transfer.live.workers import Workers
 
 UNANSWERED_PUTS = 6
-ATTEMPTS = 2
 SEALS = 4
 """How often a wave is sealed until nothing is missing."""
 
@@ -86,25 +86,26 @@ class Deposit:
         self._wave: _Wave | None = None
         self._again: set[int] = set()
         self._op = 0
+        self._sent = 0
 
     def run(self) -> list[Outcome]:
         """One for each name. UNREACHABLE: the node failed, or takes nothing any more, before the item was stored.
         Raises AccessDenied."""
         groups = deque(group([value.size for value in self._values]))
-        failures = 0
+        attempts = Attempts()
         try:
-            while groups and failures < ATTEMPTS:
-                failures += self._attempt(groups)
+            while groups and attempts.left:
+                attempts.failed(self._attempt(groups), self._sent)
         finally:
             self._abandon()
         return [Outcome.UNREACHABLE if outcome is None else outcome for outcome in self._results]
 
-    def _attempt(self, groups: deque[Group]) -> int:
-        """Work on one lane as long as it holds. 0: all is done; else how bad the failure was."""
+    def _attempt(self, groups: deque[Group]) -> Ended:
+        """Work on one lane as long as it holds."""
         try:
             lane = self._pool.take(self._call)
         except (Retryable, WireError):
-            return ATTEMPTS
+            return Ended.FOR_GOOD
         try:
             while groups:
                 if groups[0].inline:
@@ -117,10 +118,11 @@ class Deposit:
             if not isinstance(error, AnabranchError):
                 raise
             if isinstance(error, Retryable | WireError) and not self._call.cancelled:
-                self._pool.failed()
-            return ATTEMPTS if isinstance(error, DeadlineExceeded) or self._call.over else 1
+                self._pool.failed(lane)
+            silent = isinstance(error, DeadlineExceeded) and not self._pool.another_way(lane)
+            return Ended.FOR_GOOD if silent or self._call.over else Ended.BROKEN
         self._pool.give(lane, self._call)
-        return 0
+        return Ended.WELL
 
     # --- small ----------------------------------------------------------------------------------------------------
 
@@ -293,6 +295,7 @@ class Deposit:
             wave.sums[at][index] = sum_ = sum_of(views)
             lane.send(Slice(put=wave.put, item=at, slice=index, sum=sum_), payload=views)
             count += 1
+            self._sent += 1
 
     def _abandon(self) -> None:
         """The call ended early (Ctrl-C, cancelled): the node need not keep room until it notices."""

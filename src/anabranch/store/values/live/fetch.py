@@ -19,6 +19,7 @@ from anabranch.core.errors import AnabranchError, DeadlineExceeded, Retryable, S
 from anabranch.core.messages import Message
 from anabranch.store.values.got import Got
 from anabranch.store.values.grouping import group
+from anabranch.store.values.live.attempts import Attempts, Ended
 from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.crew import WORTH_BYTES, Crew
 from anabranch.store.values.live.lane import Lane
@@ -84,13 +85,14 @@ class Fetch:
         self._slices = SliceQueue()
         self._notices: list[Message] = []
         self._op = 0
+        self._arrivals = 0
 
     def run(self) -> list[Got]:
         """One for each name. UNREACHABLE: the node failed before the item was here. Raises AccessDenied."""
         try:
-            failures = 0
-            while failures < ATTEMPTS and self._unfinished:
-                failures += self._attempt()
+            attempts = Attempts()
+            while attempts.left and self._unfinished:
+                attempts.failed(self._attempt(), self._arrivals)
         finally:
             self._crew.leave()
         return [Got(Outcome.UNREACHABLE) if got is None else got for got in self._results]
@@ -100,12 +102,12 @@ class Fetch:
         with self._condition:
             return bool(self._asks or self._again or self._slices.waiting or self._crew.active)
 
-    def _attempt(self) -> int:
-        """Work on one lane as long as it holds. 0: all is done; else how bad the failure was."""
+    def _attempt(self) -> Ended:
+        """Work on one lane as long as it holds."""
         try:
             lane = self._pool.take(self._call)
         except (Retryable, WireError):
-            return ATTEMPTS
+            return Ended.FOR_GOOD
         try:
             self._work(lane, 0)
         except BaseException as error:
@@ -115,11 +117,12 @@ class Fetch:
             if not isinstance(error, AnabranchError):
                 raise
             if isinstance(error, Retryable | WireError) and not self._call.cancelled:
-                self._pool.failed()
-            # Silence is not cured by asking again.
-            return ATTEMPTS if isinstance(error, DeadlineExceeded) or self._call.over else 1
+                self._pool.failed(lane)
+            # Silence is not cured by asking again, unless it can be asked on another rail.
+            silent = isinstance(error, DeadlineExceeded) and not self._pool.another_way(lane)
+            return Ended.FOR_GOOD if silent or self._call.over else Ended.BROKEN
         self._pool.give(lane, self._call)
-        return 0
+        return Ended.WELL
 
     def _work(self, lane: Lane, number: int) -> None:
         under_way: deque[Callable[[Lane], None]] = deque()
@@ -260,6 +263,7 @@ class Fetch:
         with self._condition:
             if not self._slices.done(number, piece):
                 return
+            self._arrivals += 1
             if good:
                 item.left -= 1
                 if item.left == 0:

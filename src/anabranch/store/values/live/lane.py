@@ -19,16 +19,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from anabranch.core.errors import AccessDenied, AnabranchError, DeadlineExceeded, Overloaded, Unavailable, WireError
-from anabranch.core.live.link import connect
-from anabranch.core.live.tls import Tls, is_tls
+from anabranch.core.live.tls import is_tls
 from anabranch.core.messages import Message
 from anabranch.core.wire import HEADER, MAX_FRAME_BYTES, encode
 from anabranch.store.values.messages import Denied, NodeToClient
+from anabranch.transfer.live.rails import Permit, Rail
 
 BUFFER_BYTES = 4 << 20
 READ_AHEAD = 16 << 10
 """Bytes of a frame and of what follows it that one receive takes; what is not the frame's is copied once more."""
 MAX_VECTORS = 512  # below IOV_MAX (1024)
+SILENCE_S = 0.5
 M = TypeVar("M")
 _TIMEVAL = struct.Struct("ll")
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(NodeToClient)
@@ -37,8 +38,14 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(NodeToClient)
 class Lane:
     """`deadline` (monotonic) and `patience_s` bound every wait."""
 
-    def __init__(self, sock: socket.socket, address: str) -> None:
+    def __init__(
+        self, sock: socket.socket, address: str, *, rail: Rail | None = None, permit: Permit | None = None
+    ) -> None:
         self.address = address
+        self.rail = rail
+        self.lost = False
+        """The connection broke or fell silent, and not because somebody here ended it."""
+        self._permit = permit
         self.deadline = float("inf")
         self._sock = sock
         self._timeout_s = -1.0
@@ -51,14 +58,6 @@ class Lane:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         self.until(time.monotonic() + 5.0)
-
-    @classmethod
-    def dial(cls, address: str, *, timeout_s: float, tls: Tls | None = None) -> Lane:
-        """Raises Unavailable; AccessDenied if the other side's certificate is not accepted."""
-        sock = connect(address, timeout_s=timeout_s)
-        if tls is not None and sock.family != socket.AF_UNIX:
-            sock = tls.wrap_client(sock, timeout_s=timeout_s)
-        return cls(sock, address)
 
     def until(self, deadline: float, patience_s: float = float("inf")) -> None:
         """Every wait from now on ends at `deadline`, and each single one after `patience_s`."""
@@ -76,7 +75,10 @@ class Lane:
             return False
         if is_tls(self._sock):
             return True  # TLS itself has things to say (tickets) between answers
-        return not self._poll.poll(0)
+        if not self._poll.poll(0):
+            return True
+        self.lost = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+        return False
 
     def shut(self) -> None:
         """Make every wait, now or later, end at once. Any thread may call it."""
@@ -100,6 +102,8 @@ class Lane:
 
     def send_views(self, views: Sequence[memoryview]) -> None:
         at, offset = 0, 0
+        if self._permit is not None:
+            self._permit(sum(view.nbytes for view in views), max(0.0, self.deadline - time.monotonic()))
         while at < len(views):
             batch = list(views[at : at + MAX_VECTORS])
             if offset:
@@ -109,7 +113,7 @@ class Lane:
             except BlockingIOError as error:
                 raise self._silence() from error
             except OSError as error:
-                raise Unavailable(f"{self.address} is gone: {error}") from error
+                raise self._gone(error) from error
             at, offset = advance(views, at, offset, sent)
             if at < len(views):
                 self._check_deadline()
@@ -199,8 +203,9 @@ class Lane:
         except BlockingIOError as error:
             raise self._silence() from error
         except OSError as error:
-            raise Unavailable(f"{self.address} is gone: {error}") from error
+            raise self._gone(error) from error
         if not got:
+            self.lost = not self._dead
             raise Unavailable(f"{self.address} closed the connection")
         return got
 
@@ -221,7 +226,13 @@ class Lane:
         if time.monotonic() > self.deadline:
             raise DeadlineExceeded(f"{self.address} did not finish before the deadline")
 
+    def _gone(self, error: OSError) -> Unavailable:
+        self.lost = not self._dead
+        return Unavailable(f"{self.address} is gone: {error}")
+
     def _silence(self) -> DeadlineExceeded:
+        # A call that has hardly any time left says nothing about the connection.
+        self.lost = not self._dead and self._timeout_s >= SILENCE_S
         return DeadlineExceeded(f"{self.address} was silent for {self._timeout_s:.1f} s")
 
     def _set_timeout(self, wait: float) -> None:

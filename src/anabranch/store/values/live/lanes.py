@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 
@@ -14,6 +15,7 @@ from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.lane import Lane
 from anabranch.store.values.live.session import Session
 from anabranch.store.values.messages import Welcome
+from anabranch.transfer.live.rails import Rail, RailSet
 
 MAX_IDLE = 8
 CONNECT_S = 1.0
@@ -22,9 +24,17 @@ LONGEST_REST_S = 4.0
 
 
 class LanePool:
-    """Thread-safe. A lane belongs to one call at a time; how many there are is how many calls run at once."""
+    """Thread-safe. A lane belongs to one call at a time; how many there are is how many calls run at once. On a host
+    with several NICs lanes are spread over the rails that lead to the node: one that fails is left for the others, and
+    tried again later in the background (`submit`)."""
 
-    def __init__(self, address: str, session: Session, on_welcome: Callable[[LanePool, Welcome], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        session: Session,
+        on_welcome: Callable[[LanePool, Welcome], None],
+        submit: Callable[[Callable[[], None]], bool] | None = None,
+    ) -> None:
         self.address = address
         self.welcome: Welcome | None = None
         self._session = session
@@ -33,7 +43,10 @@ class LanePool:
         self._idle: list[Lane] = []
         self._used: set[Lane] = set()
         self._closed = False
-        self._dial_address = address
+        self._rails: RailSet | None = None
+        self._submit = submit
+        self._probing = False
+        self._near_address = ""
         self._rest_s = 0.0
         self._rests_until = 0.0
         self.opened = 0
@@ -49,14 +62,21 @@ class LanePool:
         """Nothing has gone well since it failed last."""
         return self._rest_s > 0
 
-    def failed(self) -> None:
-        """A call failed here. Rests grow while it stays away; lanes that lie idle are no better."""
+    def another_way(self, lane: Lane) -> bool:
+        """The lane's rail has failed, and there is another that has not."""
+        return lane.lost and lane.rail is not None and self._rails is not None and bool(self._rails.in_use())
+
+    def failed(self, lane: Lane | None = None) -> None:
+        """A call failed here. Rests grow while it stays away; lanes that lie idle are no better. With the lane that is
+        to blame (dropped before), the node rests only if no rail to it is left."""
+        if lane is not None and self.another_way(lane):
+            return
         with self._lock:
             self._rest_s = min(max(2 * self._rest_s, FIRST_REST_S), LONGEST_REST_S)
             self._rests_until = time.monotonic() + self._rest_s
             idle, self._idle = self._idle, []
-        for lane in idle:
-            lane.close()
+        for one in idle:
+            self._end(one)
 
     @contextmanager
     def lane(self, call: Call) -> Iterator[Lane]:
@@ -68,7 +88,7 @@ class LanePool:
         except (Retryable, WireError):
             self.drop(lane, call)
             if not call.cancelled:
-                self.failed()
+                self.failed(lane)
             raise
         except BaseException:
             self.drop(lane, call)
@@ -92,6 +112,7 @@ class LanePool:
                 except BaseException:
                     self.drop(lane, call)
                     raise
+                self._probe_rail()
                 return lane
             self.drop(lane, call)
 
@@ -104,7 +125,7 @@ class LanePool:
         call.release(lane)
         with self._lock:
             self._used.discard(lane)
-        lane.close()
+        self._end(lane)
 
     def probe(self) -> bool:
         """Whether it lets us in again; its next rest is longer if not. Blocks up to CONNECT_S."""
@@ -122,7 +143,7 @@ class LanePool:
             if not self._closed and len(self._idle) < MAX_IDLE:
                 self._idle.append(lane)
                 return
-        lane.close()
+        self._end(lane)
 
     def close(self) -> None:
         with self._lock:
@@ -139,20 +160,26 @@ class LanePool:
         with self._lock:
             return len(self._idle) + len(self._used)
 
-    def _open(self, left_s: float, patience_s: float) -> Lane:
+    def _open(self, left_s: float, patience_s: float, only: Rail | None = None) -> Lane:
         timeout_s = max(0.05, min(CONNECT_S, left_s, patience_s))
         try:
-            lane, welcome = self._session.open(self._dial_address, timeout_s)
+            if self._near_address and only is None:
+                lane, welcome = self._session.open(self._near_address, timeout_s)
+                lane.rail = None
+            else:
+                rails = self._way()
+                lane, welcome = self._session.open(self.address, timeout_s, over=rails, only=only)
         except (Retryable, WireError):
-            self._dial_address = self.address
-            self.failed()
+            self._near_address = ""
+            if only is None:
+                self.failed()
             raise
         self.opened += 1
         if self.welcome is None or self.welcome != msgspec.structs.replace(welcome, proof=self.welcome.proof):
             try:
                 self._on_welcome(self, welcome)
             except AnabranchError:
-                lane.close()
+                self._end(lane)
                 raise
             self.welcome = welcome
             lane = self._nearer(lane, welcome, timeout_s)
@@ -160,8 +187,52 @@ class LanePool:
             if not self._closed:
                 self._used.add(lane)
                 return lane
-        lane.close()
+        self._end(lane)
         raise Unavailable("the client is closed")
+
+    def _way(self) -> RailSet:
+        """Raises Unavailable if no NIC reaches the node."""
+        with self._lock:
+            if self._rails is None:
+                self._rails = self._session.links.rails(self.address)
+            return self._rails
+
+    def _end(self, lane: Lane) -> None:
+        lane.close()
+        if self._rails is None or lane.rail is None:
+            return
+        if not lane.lost:
+            self._rails.closed(lane.rail)
+            return
+        self._rails.failed(lane.rail)
+        with self._lock:
+            idle = [one for one in self._idle if one.rail == lane.rail]
+            self._idle = [one for one in self._idle if one.rail != lane.rail]
+        for one in idle:
+            one.close()
+            self._rails.closed(lane.rail)
+
+    def _probe_rail(self) -> None:
+        """A rail without a lane, e.g. one that failed a while ago, gets one in the background."""
+        if self._rails is None or self._submit is None or self._near_address:
+            return
+        rail = self._rails.missing()
+        if rail is None:
+            return
+        with self._lock:
+            if self._probing:
+                return
+            self._probing = True
+        if not self._submit(partial(self._try_rail, rail)):
+            self._probing = False
+
+    def _try_rail(self, rail: Rail) -> None:
+        try:
+            self._keep(self._open(CONNECT_S, CONNECT_S, only=rail))
+        except AnabranchError:
+            pass  # it rests longer
+        finally:
+            self._probing = False
 
     def _nearer(self, lane: Lane, welcome: Welcome, timeout_s: float) -> Lane:
         """A UNIX socket instead of TCP where the node is on this host."""
@@ -171,6 +242,7 @@ class LanePool:
             near, _ = self._session.open(welcome.local_address, timeout_s)
         except AnabranchError:
             return lane  # e.g. another mount namespace: the path is not there
-        self._dial_address = welcome.local_address
-        lane.close()
+        self._near_address = welcome.local_address
+        near.rail = None
+        self._end(lane)
         return near

@@ -64,7 +64,9 @@ class Nodes:
             with self._lock:
                 if self._closed:
                     raise Unavailable("the client is closed")
-                pool = self._pools.setdefault(address, LanePool(address, self._session, self._welcomed))
+                pool = self._pools.setdefault(
+                    address, LanePool(address, self._session, self._welcomed, self._workers.submit)
+                )
         return pool
 
     def exchange(self, call: Call, use: Callable[[LanePool], None]) -> LanePool:

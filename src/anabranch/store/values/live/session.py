@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import time
 from pathlib import Path
 
@@ -13,42 +14,75 @@ from anabranch.core.live.tls import Tls
 from anabranch.store.values.introduction import admitted, hello
 from anabranch.store.values.live.lane import Lane, refusal
 from anabranch.store.values.messages import Denied, Greeting, Welcome
+from anabranch.transfer.classes import TrafficClass
+from anabranch.transfer.live.rails import Links, Rail, RailSet
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Session:
-    """One client's identity: `session` is equal on all its lanes, so what is granted on one can be used on another."""
+    """One client's identity: `session` is equal on all its lanes, so what is granted on one can be used on another.
+    `links`: the host's NICs; `traffic`: the class of everything that this client moves."""
 
-    def __init__(self, credentials: Credentials, *, tls: Tls | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        tls: Tls | None = None,
+        name: str = "",
+        links: Links | None = None,
+        traffic: TrafficClass = TrafficClass.LOAD,
+    ) -> None:
         self.credentials = credentials
         self.tls = tls
+        self.links = links or Links()
+        self.traffic = traffic
         self.name = name or f"pid-{os.getpid()}"
         self.id = secrets.token_bytes(NONCE_BYTES)
         self.boot = boot_id()
 
-    def open(self, address: str, timeout_s: float, deadline: float | None = None) -> tuple[Lane, Welcome]:
-        """A lane on which the node has let us in, by the deadline (else within `timeout_s`).
+    def open(
+        self,
+        address: str,
+        timeout_s: float,
+        deadline: float | None = None,
+        *,
+        over: RailSet | None = None,
+        only: Rail | None = None,
+    ) -> tuple[Lane, Welcome]:
+        """A lane on which the node has let us in, by the deadline (else within `timeout_s`). `over`: the caller's rails
+        to this address, to which it reports later what becomes of the lane; `only`: over this one of them.
         Raises Unavailable, DeadlineExceeded, WireError, AccessDenied."""
-        lane = Lane.dial(address, timeout_s=timeout_s, tls=self.tls)
+        rails = over or self.links.rails(address)
+        rail, sock = rails.connect(self.traffic, timeout_s=timeout_s, only=only)
+        lane: Lane | None = None
         try:
-            lane.until(time.monotonic() + timeout_s if deadline is None else deadline, timeout_s)
-            greeting = lane.receive()
-            if isinstance(greeting, Denied):
-                raise refusal(address, greeting)
-            if not isinstance(greeting, Greeting):
-                raise WireError(f"{address} is not a store node: it does not greet")
-            sent = hello(self.credentials, greeting, self.id, secrets.token_bytes(NONCE_BYTES), name=self.name)
-            lane.send(sent)
-            reply = lane.receive()
-            if isinstance(reply, Denied) and reply.code != AccessDenied.code:
-                raise refusal(address, reply)
-            if not isinstance(reply, Welcome | Denied):
-                raise WireError(f"{address} answers a hello with {type(reply).__name__}")
-            return lane, admitted(self.credentials, greeting, sent, reply)
+            if self.tls is not None and sock.family != socket.AF_UNIX:
+                sock = self.tls.wrap_client(sock, timeout_s=timeout_s)
+            permit = self.links.permit(rail.nic, self.traffic) if sock.family != socket.AF_UNIX else None
+            lane = Lane(sock, rail.address, rail=rail, permit=permit)
+            return lane, self._introduce(lane, timeout_s, deadline)
         except BaseException:
-            lane.close()
+            (lane or sock).close()
+            (rails.closed if lane is None or not lane.lost else rails.failed)(rail)
             raise
+
+    def _introduce(self, lane: Lane, timeout_s: float, deadline: float | None) -> Welcome:
+        lane.until(time.monotonic() + timeout_s if deadline is None else deadline, timeout_s)
+        greeting = lane.receive()
+        if isinstance(greeting, Denied):
+            raise refusal(lane.address, greeting)
+        if not isinstance(greeting, Greeting):
+            raise WireError(f"{lane.address} is not a store node: it does not greet")
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        sent = hello(self.credentials, greeting, self.id, nonce, name=self.name, traffic=self.traffic)
+        lane.send(sent)
+        reply = lane.receive()
+        if isinstance(reply, Denied) and reply.code != AccessDenied.code:
+            raise refusal(lane.address, reply)
+        if not isinstance(reply, Welcome | Denied):
+            raise WireError(f"{lane.address} answers a hello with {type(reply).__name__}")
+        return admitted(self.credentials, greeting, sent, reply)
 
     def same_host(self, welcome: Welcome) -> bool:
         """The node runs on this host and lets us see its memory."""
