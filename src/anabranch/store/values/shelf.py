@@ -58,6 +58,8 @@ class Shelf:
         self.scopes = Scopes()
         self.counters: Counter[str] = Counter()
         self.changed: dict[bytes, bool] | None = None
+        self.wanted: dict[bytes, int] = {}
+        """Names that want another number of replicas than the node's other values."""
         self.leaving: Callable[[Entry], None] | None = None
         self.unpin: Callable[[Entry], None] | None = None
         self.room_made = 0
@@ -387,6 +389,8 @@ class Shelf:
         self._mirror.discard(entry)
         if self.changed is not None:
             self.changed[entry.name] = False
+        if self.wanted:
+            self.wanted.pop(entry.name, None)
 
     def _place(self, entry: Entry, start: int) -> None:
         length = rounded(entry.size)

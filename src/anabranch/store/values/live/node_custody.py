@@ -24,12 +24,15 @@ MAX_WAIT_S = 60.0
 
 
 class NodeSession:
-    """All lanes of one caller. `scope`: the one of its Hello."""
+    """All lanes of one caller. `scope`: the one of its Hello. `peer`: it is another node."""
 
-    def __init__(self, session: tuple[bytes, bytes, bool], caller: Caller, scope: ScopeState) -> None:
+    def __init__(
+        self, session: tuple[bytes, bytes, bool], caller: Caller, scope: ScopeState, *, peer: bool = False
+    ) -> None:
         self.id = session
         self.caller = caller
         self.scope = scope
+        self.peer = peer
         self.lanes: set[NodeLane] = set()
 
 

@@ -88,6 +88,12 @@ class Loader:
         self._start(fresh)
         return outcomes
 
+    def cancel(self, names: Sequence[bytes]) -> None:
+        """Under the lock: these were removed; what is on its way must not bring them back."""
+        for name in names if self._loading else ():
+            if name in self._loading:
+                self._loading[name].era = -1
+
     def _begin(self, scope: ScopeState, name: bytes, fresh: list[_Loading]) -> Loaded | _Loading:
         shelf = self._custody.shelf
         entry = scope.entries.get(name)

@@ -18,13 +18,13 @@ from anabranch.store.values.slices import slice_count, slice_sum, slice_sums, va
 Finish = Callable[[OpenPut, list[Entry]], None]
 """Called outside the lock with the new entries held: makes them durable and replicated as the put asks; it may change
 outcomes of items."""
-Stored_ = Callable[[list[Entry]], None]
+Visible = Callable[[OpenPut, list[Entry]], None]
 
 
 class PutDesk:
     """`finish`: see Finish. `stored` is called under the lock with entries that have just become visible."""
 
-    def __init__(self, custody: Custody, faults: Faults, finish: Finish, stored: Stored_) -> None:
+    def __init__(self, custody: Custody, faults: Faults, finish: Finish, stored: Visible) -> None:
         self._custody = custody
         self._faults = faults
         self._finish = finish
@@ -197,7 +197,7 @@ class PutDesk:
 
     def _visible(self, put: OpenPut, entries: list[Entry], session: NodeSession, *, over: bool = True) -> None:
         if entries:
-            self._stored(entries)
+            self._stored(put, entries)
         if over:
             self._answered(session, put.outcomes)
             size = sum([item.size for item in put.items if item.outcome == Outcome.OK])

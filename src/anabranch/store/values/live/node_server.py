@@ -32,6 +32,7 @@ from anabranch.store.values.live.node_calls import CallDesk
 from anabranch.store.values.live.node_custody import Custody, NodeSession
 from anabranch.store.values.live.node_gets import GetDesk
 from anabranch.store.values.live.node_lane import NodeLane
+from anabranch.store.values.live.node_lanes import PEER_PREFIX
 from anabranch.store.values.live.node_memory import NodeMemory
 from anabranch.store.values.live.node_mirror import NodeMirror
 from anabranch.store.values.live.node_peers import NodePeers
@@ -114,10 +115,10 @@ class ValueNode:
         found = self._records.take_all() if self._memory.kept and self._records.kept else []
         self.custody = Custody(self._shelf(found, entries), self._memory, config)
         self._tiers = NodeTiers(self.custody, self._scopes, writes or WriteConfig(), disk, backing)
-        self._peers = NodePeers(self, self.custody, self._tiers, writes or WriteConfig())
+        self._peers = NodePeers(node_id, config, writes or WriteConfig(), self.custody, self._tiers, access, tls)
         self._adopt(found)
         self._gets = GetDesk(self.custody, faults, self._tiers.load if self._tiers.there else None, self._tiers.used)
-        self._puts = PutDesk(self.custody, faults, self._peers.finish, self._tiers.stored)
+        self._puts = PutDesk(self.custody, faults, self._peers.finish, self._peers.stored)
         if self._tiers.there:
             self.custody.puts.below = self._tiers.locate
         self._calls = CallDesk(self.custody, self._gets, self._tiers)
@@ -139,7 +140,7 @@ class ValueNode:
         for address in addresses:
             self._listeners.append(Listener(address, self._accept, name=self.node_id))
         self._ticker.start()
-        self._peers.start()
+        self._peers.start(self.address)
 
     def stop(self, *, keep: bool = False) -> None:
         """Ends all lanes. `keep`: what DRAM holds is left for a successor, as after a kill."""
@@ -177,6 +178,16 @@ class ValueNode:
     def local_address(self) -> str:
         return self._unix_address
 
+    @property
+    def joined(self) -> bool:
+        """The directory has been told what this node holds."""
+        return self._peers.directory.joined
+
+    @property
+    def drained(self) -> threading.Event:
+        """Set when the node has left its store and its readers are done: the process may end."""
+        return self._peers.drained
+
     def stat(self) -> Stat:
         custody = self.custody
         with custody.lock:
@@ -197,6 +208,7 @@ class ValueNode:
                 "waiting": custody.waiting,
                 "unreclaimed": sum(map(len, shelf.scopes.reclaim)),
                 **self._tiers.census(),
+                **self._peers.census(),
             }
             counters: dict[str, float] = {**shelf.counters, **custody.ledger.counters}
             counters["bytes_in"] = self._bytes[0] + sum(lane.bytes_in for lane in self._lanes)
@@ -351,7 +363,9 @@ class ValueNode:
             key = (hello.session, scope.digest, caller.trusted)
             session = self._sessions.get(key)
             if session is None:
-                session = self._sessions[key] = NodeSession(key, caller, scope)
+                session = self._sessions[key] = NodeSession(
+                    key, caller, scope, peer=caller.trusted and hello.name.startswith(PEER_PREFIX)
+                )
             session.lanes.add(lane)
         return session
 
@@ -416,4 +430,4 @@ class ValueNode:
             for lane in stuck if busy else ():
                 lane.shut()
             self._tiers.tick()
-            self._peers.tick()
+            self._peers.directory.changed()

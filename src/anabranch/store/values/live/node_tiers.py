@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from anabranch.core.errors import AnabranchError
 from anabranch.store.values.config import WriteConfig
 from anabranch.store.values.contracts import BackingTier, DiskTier, Record
 from anabranch.store.values.entries import Entry, ScopeState
@@ -12,13 +13,14 @@ from anabranch.store.values.live.node_gets import Loaded
 from anabranch.store.values.live.node_loader import Loader, Read
 from anabranch.store.values.live.node_pool import WorkPool
 from anabranch.store.values.live.node_scopes import ScopeFile
-from anabranch.store.values.live.node_writer import TierWriter, record_of
+from anabranch.store.values.live.node_writer import Appends, TierWriter, record_of
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.puts import Put
 from anabranch.store.values.scope import Scope
 
 DISK_THREADS = 4
 DURABLE_S = 30.0
+REMOVE_S = 5.0
 DRAM, SSD, BACKING = 0, 1, 2
 VERIFIED_BYTES = 64 << 20
 
@@ -42,6 +44,7 @@ class NodeTiers:
         self.there = disk is not None or backing is not None
         self.ssd_changed: dict[bytes, bool] | None = None
         self._writers: list[TierWriter] = []
+        self._appends = Appends(custody)
         self._pool = WorkPool("tier-read", DISK_THREADS) if self.there else None
         self.loader: Loader | None = None
         if self._pool is not None:
@@ -57,6 +60,7 @@ class NodeTiers:
                 TierWriter(
                     "ssd",
                     custody,
+                    self._appends,
                     lambda batch: log.append(batch, durable=False),
                     queue_bytes=queue_bytes,
                     queue_age_s=writes.queue_age_s,
@@ -69,6 +73,7 @@ class NodeTiers:
                 TierWriter(
                     "backing",
                     custody,
+                    self._appends,
                     backing.store,
                     queue_bytes=queue_bytes,
                     queue_age_s=writes.queue_age_s,
@@ -103,6 +108,7 @@ class NodeTiers:
                     wanted.append(known)
             for entry in wanted:
                 custody.shelf.hold(entry)
+            self._appends.begin(wanted)
         outcomes = self._append(wanted) if wanted else []
         failed = {e.name: outcome for e, outcome in zip(wanted, outcomes, strict=True) if not outcome.stored}
         for item in put.items:
@@ -123,6 +129,7 @@ class NodeTiers:
                     written = disk.append(batch, durable=True)
             finally:
                 with custody.lock:
+                    self._appends.end(entries)
                     for entry, outcome in zip(entries, written, strict=False):
                         if outcome.stored:
                             self._on_ssd(entry)
@@ -134,6 +141,7 @@ class NodeTiers:
         work = pool.submit(write) if pool is not None and disk is not None else None
         if work is None:
             with custody.lock:
+                self._appends.end(entries)
                 for entry in reversed(entries):
                     custody.shelf.release(entry)
         elif not work.wait(DURABLE_S):
@@ -173,6 +181,12 @@ class NodeTiers:
     def load(self, wanted: Sequence[tuple[ScopeState, bytes]]) -> list[Loaded]:
         return self.loader.load(wanted) if self.loader is not None else []
 
+    def prefetch(self, scope: ScopeState, names: list[bytes]) -> list[Outcome]:
+        """OK: it is in DRAM or on its way there from a tier of this node."""
+        if self.loader is None:
+            return [Outcome.OK if name in scope.entries else Outcome.MISSING for name in names]
+        return self.loader.prefetch([(scope, name) for name in names])
+
     def presence(self, scope: ScopeState, names: list[bytes], tiers: bytearray) -> None:
         """Fill in `Presence.tiers` where DRAM has nothing."""
         for i, name in enumerate(names):
@@ -188,18 +202,29 @@ class NodeTiers:
     # --- gone -----------------------------------------------------------------------------------------------------
 
     def remove(self, scope: ScopeState, names: list[bytes], outcomes: bytearray) -> None:
-        """Also from here; what was here becomes OK in `outcomes`."""
+        """Also from here; what was here becomes OK in `outcomes`, UNREACHABLE if it cannot be made sure."""
+        if not self.there:
+            return
+        wanted = set(names)
+        with self._custody.lock:
+            if self.loader is not None:
+                self.loader.cancel(names)
+            for writer in self._writers:
+                writer.cancel(names)
+            sure = self._appends.wait(lambda entry: entry.name in wanted, REMOVE_S)
+        if not sure:
+            outcomes[:] = bytes([Outcome.UNREACHABLE]) * len(names)
         for tier in (self.disk, self.backing):
             if tier is None:
                 continue
             mine = [i for i, name in enumerate(names) if (r := tier.record(name)) and r.scope == scope.digest]
-            gone = tier.remove([names[i] for i in mine])
+            gone = tier.remove([names[i] for i in mine]) if mine else []
             for i, outcome in zip(mine, gone, strict=True):
-                if outcome is Outcome.OK:
+                if outcome is Outcome.OK and sure:
                     outcomes[i] = Outcome.OK
-                    if tier is self.disk and self.ssd_changed is not None:
-                        with self._custody.lock:
-                            self.ssd_changed[names[i]] = False
+            if tier is self.disk and self.ssd_changed is not None:
+                with self._custody.lock:
+                    self.ssd_changed.update((names[i], False) for i in mine)
 
     def open_scope(self, scope: Scope) -> ScopeState:
         """Under the lock."""
@@ -219,12 +244,16 @@ class NodeTiers:
             with custody.lock:
                 left = custody.shelf.drain_reclaim(256)
                 custody.notice()
+        dead = set(states)
+        with custody.lock:
+            sure = self._appends.wait(lambda entry: entry.scope in dead, REMOVE_S)
         for tier, name in ((self.disk, "ssd"), (self.backing, "backing")):
             if tier is not None:
                 try:
-                    places[name] = tier.invalidate(digests)
-                except OSError:
-                    places[name] = -1
+                    gone = tier.invalidate(digests)
+                except (OSError, AnabranchError):
+                    gone = -1
+                places[name] = gone if sure else -1
         return places
 
     # --- oversight ------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from anabranch.core.errors import AnabranchError
@@ -17,13 +17,44 @@ BATCH_ITEMS = 1024
 Sink = Callable[[Sequence[tuple[Record, memoryview]]], list[Outcome]]
 
 
-class _Waiting:
-    """`data`: a copy of a value that has left DRAM; else the entry still has it."""
+class Appends:
+    """Values that are being written to a tier right now. Whoever removes one waits for its write to end, or it would
+    come back. All calls under the lock."""
 
-    __slots__ = ("data", "entry", "since")
+    def __init__(self, custody: Custody) -> None:
+        self._custody = custody
+        self._ended = threading.Condition(custody.lock)
+        self._entries: Counter[Entry] = Counter()
+
+    def begin(self, entries: Sequence[Entry]) -> None:
+        self._entries.update(entries)
+
+    def end(self, entries: Sequence[Entry]) -> None:
+        self._entries.subtract(entries)
+        for entry in entries:
+            if self._entries[entry] <= 0:
+                del self._entries[entry]
+        self._ended.notify_all()
+
+    def wait(self, concerned: Callable[[Entry], bool], timeout_s: float) -> bool:
+        """False: some write does not end."""
+        deadline = self._custody.now() + timeout_s
+        while any(map(concerned, self._entries)):
+            left = deadline - self._custody.now()
+            if left <= 0:
+                return False
+            self._ended.wait(left)
+        return True
+
+
+class _Waiting:
+    """`data`: a copy of a value that has left DRAM; else the entry still has it. `era`: of its scope."""
+
+    __slots__ = ("data", "entry", "era", "since")
 
     def __init__(self, entry: Entry, since: float, data: bytes | None) -> None:
         self.entry = entry
+        self.era = entry.scope.era
         self.since = since
         self.data = data
 
@@ -36,6 +67,7 @@ class TierWriter:
         self,
         tier: str,
         custody: Custody,
+        appends: Appends,
         sink: Sink,
         *,
         queue_bytes: int,
@@ -44,6 +76,8 @@ class TierWriter:
     ) -> None:
         self._tier = tier
         self._custody = custody
+        self._appends = appends
+        self._copies: dict[bytes, _Waiting] = {}
         self._sink = sink
         self._queue_bytes = queue_bytes
         self._queue_age_s = queue_age_s
@@ -71,8 +105,18 @@ class TierWriter:
             data = bytes(self._custody.memory.data[entry.offset : entry.offset + entry.size])
         entry.queued = True
         self.waiting_bytes += entry.size
-        self._queue.append(_Waiting(entry, self._custody.now(), data))
+        waiting = _Waiting(entry, self._custody.now(), data)
+        self._queue.append(waiting)
+        if data is not None:
+            self._copies[entry.name] = waiting
         self._wake.notify()
+
+    def cancel(self, names: Sequence[bytes]) -> None:
+        """Under the lock: copies of these are not wanted any more."""
+        for name in names if self._copies else ():
+            waiting = self._copies.pop(name, None)
+            if waiting is not None:
+                waiting.era = -1
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """What waits is written first, as far as there is time."""
@@ -102,15 +146,18 @@ class TierWriter:
             entry = waiting.entry
             entry.queued = False
             self.waiting_bytes -= entry.size
+            if self._copies.get(entry.name) is waiting:
+                del self._copies[entry.name]
             if waiting.since < oldest:
                 self._drop("age")
-            elif waiting.data is None and not entry.live:
+            elif waiting.era != entry.scope.era or (waiting.data is None and not entry.live):
                 self._drop("gone")
             else:
                 if waiting.data is None:
                     self._custody.shelf.hold(entry)
                 batch.append(waiting)
                 size += entry.size
+        self._appends.begin([waiting.entry for waiting in batch])
         return batch
 
     def _write(self, batch: list[_Waiting]) -> None:
@@ -129,6 +176,7 @@ class TierWriter:
             self.problem = str(error)
             outcomes = [Outcome.UNREACHABLE] * len(batch)
         with self._custody.lock:
+            self._appends.end([waiting.entry for waiting in batch])
             for waiting, outcome in zip(batch, outcomes, strict=True):
                 if outcome.stored:
                     self._custody.shelf.counters[f"{self._tier}_written"] += 1
