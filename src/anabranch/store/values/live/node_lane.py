@@ -112,6 +112,7 @@ class NodeLane:
 
     def receive_many(self, views: Sequence[memoryview]) -> None:
         """Fill all views, in order, in as few calls as possible."""
+        views = [view for view in views if len(view)]  # a call that wants no bytes waits for some
         at, offset = 0, 0
         while at < len(views) and self._start < self._end:
             view = views[at]
