@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
+
+from anabranch.core.errors import InvalidInput
 
 
 class TrafficClass(IntEnum):
@@ -27,6 +29,18 @@ class TrafficClass(IntEnum):
     PREFETCH = 3
     WRITEBACK = 4
     MIGRATE = 5
+
+
+TrafficName = Literal["model", "handoff", "load", "prefetch", "writeback", "migrate"]
+
+
+def traffic_class(name: str) -> TrafficClass:
+    """Raises InvalidInput."""
+    try:
+        return TrafficClass[name.upper()]
+    except KeyError as error:
+        names = ", ".join(traffic.name.lower() for traffic in TrafficClass)
+        raise InvalidInput(f"no traffic class {name!r}; there are {names}") from error
 
 
 MINIMUM_SHARES: Mapping[TrafficClass, float] = {

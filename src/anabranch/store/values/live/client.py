@@ -16,12 +16,13 @@ from anabranch.core.live.handshake import Dialer
 from anabranch.core.live.tls import Tls
 from anabranch.store.live.directory_link import DirectoryLink
 from anabranch.store.messages import Stat
-from anabranch.store.values.config import SecurityConfig, WriteConfig
+from anabranch.store.values.config import LinkConfig, SecurityConfig, WriteConfig
 from anabranch.store.values.got import Got
 from anabranch.store.values.live.acquire import acquire
 from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.credentials import read_secret, tls_of
 from anabranch.store.values.live.deposit import PutOptions
+from anabranch.store.values.live.host_links import links_of
 from anabranch.store.values.live.lanes import LanePool
 from anabranch.store.values.live.local import LocalMemory
 from anabranch.store.values.live.names import names_of
@@ -36,6 +37,8 @@ from anabranch.store.values.messages import Welcome
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.parts import parts_of
 from anabranch.store.values.scope import Key, Scope, name_of
+from anabranch.transfer.classes import TrafficName, traffic_class
+from anabranch.transfer.live.rails import Links
 from anabranch.transfer.live.workers import Workers
 
 THREADS = 8
@@ -71,7 +74,8 @@ class Client:
     `host:port` of each shard or `etcd://…`; with it all nodes' values are found, without it those of `nodes`. Neither
     given: $ANABRANCH_STORE and $ANABRANCH_DIRECTORY. `secret`: the tenant's or the cluster's, bytes or the path of a
     file; `tls`: a `SecurityConfig` with certificate, key and authority. `local`: read the memory of a node on this host
-    directly, where it lets us. `lanes`: connections for one large transfer.
+    directly, where it lets us. `lanes`: connections for one large transfer. `links`: the host's NICs, with rate and
+    marks (`LinkConfig`); `traffic`: how urgent this client's bytes are, e.g. `"prefetch"`.
 
     A client belongs to the process that made it (not to a forked child) and holds connections until `close`.
     """
@@ -90,6 +94,8 @@ class Client:
         local: bool = True,
         lanes: int = 2,
         name: str = "",
+        links: Links | LinkConfig | None = None,
+        traffic: TrafficName = "load",
     ) -> None:
         addresses = [part.strip() for one in ([nodes] if isinstance(nodes, str) else nodes) for part in one.split(",")]
         addresses = [address for address in addresses if address]
@@ -101,7 +107,13 @@ class Client:
         if timeout_s <= 0 or lanes < 1:
             raise InvalidInput(f"timeout_s must be positive and lanes at least 1, not {timeout_s} and {lanes}")
         credentials = Credentials(secret=_secret(secret), tenant=tenant, namespace=namespace, epoch=epoch)
-        session = Session(credentials, tls=tls_of(tls) if isinstance(tls, SecurityConfig) else tls, name=name)
+        session = Session(
+            credentials,
+            tls=tls_of(tls) if isinstance(tls, SecurityConfig) else tls,
+            name=name,
+            links=links_of(links) if isinstance(links, LinkConfig) else links,
+            traffic=traffic_class(traffic),
+        )
         self.timeout_s = timeout_s
         self._pid = os.getpid()
         self._scope = Scope(tenant, namespace, epoch).digest()

@@ -21,6 +21,7 @@ from anabranch.core.live.tls import is_tls
 from anabranch.core.messages import Message
 from anabranch.core.wire import HEADER, MAX_FRAME_BYTES, encode
 from anabranch.store.values.messages import ClientToNode
+from anabranch.transfer.live.rails import Permit
 
 SOCKET_BYTES = 4 << 20
 BUFFER_BYTES = 64 << 10
@@ -38,6 +39,8 @@ class NodeLane:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.tls = is_tls(sock)
+        self.permit: Permit | None = None
+        """Asked before bytes of values are sent, where the link is shaped."""
         self.max_frame_bytes = STRANGER_FRAME_BYTES
         self.bytes_in = 0
         self.bytes_out = 0
@@ -164,6 +167,8 @@ class NodeLane:
         if self.tls:
             self._send_views([head, *(data[start : start + length] for start, length in ranges)])
             return
+        if self.permit is not None:
+            self.permit(sum(length for _, length in ranges), STALL_S)
         try:
             more = socket.MSG_MORE if ranges else 0
             sent = self.sock.send(head, more)
@@ -191,6 +196,8 @@ class NodeLane:
     def _send_views(self, views: list[bytes | bytearray | memoryview]) -> None:
         at, offset = 0, 0
         started = 0.0
+        if self.permit is not None:
+            self.permit(sum(map(len, views)), STALL_S)
         while at < len(views):
             batch = views[at : at + MAX_VECTORS]
             if offset:
