@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from anabranch.store.directory import Directory
 from anabranch.store.messages import Announce, Heartbeat, Holders, Join, Lookup, Places, Repair, Resync, Where
 from anabranch.store.shards import Whereabouts
@@ -174,14 +176,35 @@ def test_a_lost_nodes_replicas_are_made_again_on_nodes_that_lack_them() -> None:
     value_node(directory, "a", names, replicas=2)
     value_node(directory, "b", names[:200], replicas=2)
     value_node(directory, "c", names[200:280], replicas=2)
+    settle(directory, 10.0)
     directory.gone("a", 10.0)
     assert settle(directory, 11.0) == []  # it may come back
     for node in "bc":
         directory.handle(node, Heartbeat(seq=1, free_bytes=50, total_bytes=100), 12.0)
     hints = settle(directory, 12.1)
-    assert {(source, hint.target, len(hint.names) // 32) for source, hint in hints} == {("b", "c", 200), ("c", "b", 80)}
+    asked = Counter({("b", "c"): 0})
+    for source, hint in hints:
+        asked[source, hint.target] += len(hint.names) // 32
+    assert asked == {("b", "c"): 200, ("c", "b"): 80}
     assert directory.counters["names_lost"] == 20
     assert len(directory.table) == 280
+    for node in "bc":
+        directory.handle(node, Heartbeat(seq=1, free_bytes=50, total_bytes=100), 23.0)
+    again = settle(directory, 23.0)  # nobody followed
+    assert sum(len(hint.names) // 32 for _, hint in again) == 280
+    assert {(source, hint.target) for source, hint in again} == {("b", "c"), ("c", "b")}
+
+
+def test_a_new_directory_looks_once_for_replicas_that_were_lost_before_it() -> None:
+    directory = Directory(2.0, 0.0)
+    names = chain("v", 50)
+    value_node(directory, "a", names, 1.0, replicas=2)
+    value_node(directory, "b", names[:30], 1.0, replicas=2)
+    assert settle(directory, 1.0) == []  # another one may still announce
+    for node in "ab":
+        directory.handle(node, Heartbeat(seq=1), 2.5)
+    asked = b"".join(hint.names for _, hint in settle(directory, 2.5))
+    assert sorted(asked[at : at + 32] for at in range(0, len(asked), 32)) == sorted(names[30:])
 
 
 def test_a_node_that_comes_back_with_less_is_repaired_and_with_everything_is_not() -> None:
@@ -189,6 +212,7 @@ def test_a_node_that_comes_back_with_less_is_repaired_and_with_everything_is_not
     names = chain("v", 40)
     value_node(directory, "a", names, replicas=2)
     value_node(directory, "b", names, replicas=2)
+    settle(directory, 10.0)
     directory.gone("a", 10.0)
     value_node(directory, "a", names[:30], 10.5, replicas=2)
     hints = settle(directory, 10.5)
@@ -206,6 +230,7 @@ def test_single_names_may_want_more_replicas_than_their_node_says() -> None:
     for node in "abc":
         value_node(directory, node, KEYS[:2])
     directory.handle("b", Announce(seq=2, added_names={"dram": KEYS[1]}, wanted={3: KEYS[1]}), 10.0)
+    settle(directory, 10.0)
     value_node(directory, "d", [])
     directory.gone("a", 10.0)
     for node in "bcd":

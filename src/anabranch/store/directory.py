@@ -53,6 +53,7 @@ class Directory:
         self.members = Members(ttl_s, now)
         self.counters: Counter[str] = Counter()
         self._recovery = Recovery(self.members, self.counters)
+        self._audited = False
         self._hints: list[tuple[Hashable, Message]] = []
 
     def handle(self, connection: Hashable, message: Message, now: float) -> Replies:
@@ -99,6 +100,10 @@ class Directory:
             self.table = self._make_table()
             self._recovery.reset()
             self.members.bury(set(self.members.dead))
+        self.members.refresh(now)
+        if not self._audited and self.members.sure(now):
+            self._audited = True
+            self._recovery.audit()
         more = self._recover(now)
         hints, self._hints = self._hints, []
         return hints, more
@@ -228,7 +233,7 @@ class Directory:
 
     def _recover(self, now: float) -> bool:
         self.members.refresh(now)
-        hints, more = self._recovery.step(self.table)
+        hints, more = self._recovery.step(self.table, now)
         self._hints += hints
         return more
 

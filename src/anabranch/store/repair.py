@@ -5,8 +5,10 @@ All in small steps, so that a look-up never waits for a whole pass over the tabl
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
+
+import msgspec
 
 from anabranch.core.messages import Message
 from anabranch.policy.placement import Candidate, heir, shares
@@ -17,23 +19,44 @@ from anabranch.store.values.key_table import ALL_TIERS, HOLDERS
 from anabranch.store.values.scope import NAME_BYTES
 
 STEP_ENTRIES = 1024
+PLAN_NAMES = 256
+"""Names planned for in one step: about a millisecond."""
+RECHECK_S = 10.0
+"""After this long a hint should have been followed; if not (the target was lost, or full), it is given again."""
+TRIES = 3
+
+
+class Owed(msgspec.Struct, frozen=True):
+    """Names to look at once `due`; `tries`: hints given for them so far."""
+
+    due: float
+    tries: int
+    names: bytes
 
 
 class Recovery:
     """Passes over the table. A name that a void number held, that lives on at fewer nodes than wanted, is repaired:
-    one survivor (drawn by the name) is told one target for each missing replica."""
+    one survivor (drawn by the name) is told one target for each missing replica. An *audit* looks at every name."""
 
     def __init__(self, members: Members, counters: Counter[str]) -> None:
         self._members = members
         self._counters = counters
         self._wanted: KeyTable | None = None
         self._counts: set[int] = set()
+        self._auditing = False
         self.reset()
 
     def reset(self) -> None:
         """The table is a new one."""
         self._numbers: set[int] = set()
+        self._sweeping: set[int] = set()
         self._at = 0
+        self._todo: deque[Owed] = deque()
+        self._owed: deque[Owed] = deque()
+
+    def audit(self) -> None:
+        """Look at all names once: nodes may have been lost while there was no directory."""
+        self._auditing = True
 
     def want(self, count: int, names: bytes, make_table: Callable[[], KeyTable]) -> None:
         """These names shall be on `count` nodes, whatever their node's setting says; kept while somebody has them."""
@@ -48,29 +71,45 @@ class Recovery:
             firsts = memoryview(table.places(names)).cast("H")[::HOLDERS].tolist()
             self._unwant([_name(names, i) for i, entry in enumerate(firsts) if not entry])
 
-    def step(self, table: KeyTable) -> tuple[list[tuple[Hashable, Message]], bool]:
-        """One piece of a pass: (hints to send, there is more to do)."""
+    def step(self, table: KeyTable, now: float) -> tuple[list[tuple[Hashable, Message]], bool]:
+        """One piece of work: (hints to send, there is more to do)."""
+        while self._owed and self._owed[0].due <= now:
+            self._todo.append(self._owed.popleft())
+        if self._todo:
+            return self._plan(self._take(), table, now), True
         if not self._numbers and not self._begin():
             return [], False
-        hints: list[tuple[Hashable, Message]] = []
         if self._replicated:
             names, _ = table.held(self._numbers, self._at, STEP_ENTRIES)
-            hints = self._plan(names, table)
-        self._at = table.sweep(self._numbers, self._at, STEP_ENTRIES)
+            if names:
+                self._todo.append(Owed(now, 0, names))
+        self._at = table.sweep(self._sweeping, self._at, STEP_ENTRIES)
         if self._at == 0:
-            self._members.bury(self._numbers)
-            self._numbers = set()
-        return hints, True
+            self._members.bury(self._sweeping)
+            self._numbers, self._sweeping = set(), set()
+        return [], True
 
     def _begin(self) -> bool:
-        self._numbers, self._at = set(self._members.dead), 0
+        self._sweeping, self._at = set(self._members.dead), 0
+        self._numbers = set(self._sweeping)
+        if self._auditing and self._replicated:
+            self._numbers |= self._members.speaking.keys()
+        self._auditing = False
         return bool(self._numbers)
+
+    def _take(self) -> Owed:
+        first = self._todo.popleft()
+        rest = first.names[PLAN_NAMES * NAME_BYTES :]
+        if rest:
+            self._todo.appendleft(msgspec.structs.replace(first, names=rest))
+        return msgspec.structs.replace(first, names=first.names[: PLAN_NAMES * NAME_BYTES])
 
     @property
     def _replicated(self) -> bool:
         return self._wanted is not None or any(m.join.replicas > 1 for m in self._members.speaking.values())
 
-    def _plan(self, names: bytes, table: KeyTable) -> list[tuple[Hashable, Message]]:
+    def _plan(self, owed: Owed, table: KeyTable, now: float) -> list[tuple[Hashable, Message]]:
+        names = owed.names
         speaking, pasts = self._members.speaking, self._members.pasts
         rows = memoryview(table.places(names)).cast("H")
         wishes = memoryview(self._wanted.places(names)).cast("H") if self._wanted is not None else None
@@ -94,6 +133,9 @@ class Recovery:
         self._unwant(orphans)
         self._counters["names_lost"] += len(orphans)
         self._counters["repairs"] += sum(map(len, batches.values()))
+        if batches and owed.tries + 1 < TRIES:
+            told = b"".join(name for batch in batches.values() for name in batch)
+            self._owed.append(Owed(now + RECHECK_S, owed.tries + 1, told))
         return [
             (
                 self._members.connection(speaking[source]),
