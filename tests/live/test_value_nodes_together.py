@@ -1,0 +1,172 @@
+"""Several value nodes and their directory: copies, repair, removal and invalidation everywhere, leaving."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from value_lanes import MIB, Caller, NodeRig, arena_path, name, until
+
+from anabranch.store.config import DirectoryConfig
+from anabranch.store.live.directory_link import DirectoryLink
+from anabranch.store.live.directory_server import DirectoryServer
+from anabranch.store.values.config import StoreConfig, WriteConfig
+from anabranch.store.values.messages import Drain, Exists, Invalidate, Pin, Prefetch, Remove
+from anabranch.store.values.outcome import Outcome
+
+OK, MISSING = Outcome.OK, Outcome.MISSING
+
+
+class Store:
+    """A directory and nodes `n0`, `n1`, …"""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.directory = DirectoryServer(DirectoryConfig(listen="127.0.0.1:0", node_ttl_s=0.5)).start()
+        self.link = DirectoryLink(self.directory.address)
+        self.rigs: list[NodeRig] = []
+        self.callers: list[Caller] = []
+
+    def add(self, *, dram: int = 32 * MIB, replicas: int = 1) -> Caller:
+        number = len(self.rigs)
+        config = StoreConfig(
+            dram_bytes=dram, listen="127.0.0.1:0", directory=self.directory.address, heartbeat_s=0.05, eviction="lru"
+        )
+        folder = self.folder / str(number)
+        folder.mkdir()
+        writes = WriteConfig(replicas=replicas)
+        rig = NodeRig(folder, arena_path(f"n{number}"), config, node_id=f"n{number}", writes=writes)
+        self.rigs.append(rig)
+        until(lambda: rig.node.joined, "the node joins")
+        until(lambda: any(row.node_id == f"n{number}" for row in self.link.nodes()), "the directory knows the node")
+        self.callers.append(Caller(rig.node.address))
+        return self.callers[-1]
+
+    def holders(self, one: bytes) -> set[str]:
+        return {node for node, _, _ in self.link.where(one).holders(0)}
+
+    def here(self, number: int, names: list[bytes]) -> int:
+        return sum(map(bool, self.callers[number].ask(Exists(op=1, names=b"".join(names))).tiers))
+
+    def close(self) -> None:
+        for caller in self.callers:
+            caller.close()
+        for rig in self.rigs:
+            rig.node.stop()
+        self.link.close()
+        self.directory.stop()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path)
+    yield store
+    store.close()
+
+
+def test_the_directory_hears_what_comes_and_goes(store: Store) -> None:
+    caller = store.add()
+    one, other = name(), name()
+    caller.put([one, other], [b"a", b"b"])
+    until(lambda: store.holders(one) == {"n0"} == store.holders(other), "both are announced")
+    caller.ask(Remove(op=1, names=one))
+    until(lambda: store.holders(one) == set(), "the removal is announced")
+    for _ in range(33):
+        caller.put([name()], [bytes(MIB)])
+    until(lambda: store.holders(other) == set(), "the eviction is announced")
+
+
+def test_replicas_are_there_before_the_answer(store: Store) -> None:
+    first = store.add(replicas=2)
+    store.add()
+    store.add()
+    small = [name() for _ in range(20)]
+    assert first.put(small, [os.urandom(1000)] * 20) == [OK] * 20
+    assert store.here(0, small) == 20
+    assert store.here(1, small) + store.here(2, small) == 20
+    assert store.here(1, small) > 0 < store.here(2, small), "not all go to one node"
+    large, value = name(), os.urandom(3 * MIB + 5)
+    assert first.put_large([large], [value], replicas=3) == [OK]
+    assert [caller.get_large(large) for caller in store.callers] == [value] * 3
+    assert first.put([single := name()], [b"one"], replicas=1) == [OK]
+    assert [store.here(i, [single]) for i in range(3)] == [1, 0, 0]
+    assert store.rigs[0].counter("replicas_stored") == 22
+    assert store.rigs[1].counter("replicas_stored") == 0, "a copy is not copied again"
+
+
+def test_fewer_nodes_than_replicas_is_no_error(store: Store) -> None:
+    caller = store.add()
+    assert caller.put([name()], [b"x"], replicas=3) == [OK]
+    assert store.rigs[0].counter("replicas_short") == 2
+
+
+def test_what_a_lost_node_had_is_copied_again(store: Store) -> None:
+    first = store.add(replicas=2)
+    store.add(replicas=2)
+    names = [name() for _ in range(30)]
+    first.put(names, [os.urandom(500)] * 30)
+    until(lambda: store.holders(names[-1]) == {"n0", "n1"}, "two holders are known")
+    store.add(replicas=2)
+    assert store.here(2, names) == 0
+    store.callers[1].close()
+    store.rigs[1].node.stop()
+    until(lambda: store.here(2, names) == 30, "the third node got copies")
+    assert store.rigs[0].counter("repaired") == 30
+    store.rigs[1].again()
+
+
+def test_remove_reaches_every_node(store: Store) -> None:
+    callers = [store.add(replicas=2) for _ in range(3)]
+    names = [name() for _ in range(10)]
+    callers[0].put(names, [b"x" * 100] * 10)
+    until(lambda: all(len(store.holders(one)) == 2 for one in names), "two holders each")
+    assert callers[2].ask(Remove(op=1, names=b"".join([*names, name()]))).outcomes == bytes([OK] * 10 + [MISSING])
+    assert [store.here(i, names) for i in range(3)] == [0, 0, 0]
+
+
+def test_invalidate_reaches_every_node(store: Store) -> None:
+    callers = [store.add(replicas=2) for _ in range(2)]
+    names = [name() for _ in range(10)]
+    callers[0].put(names, [b"x" * 100] * 10)
+    assert callers[1].ask(Invalidate(op=1)).places == {"n0/dram": 10, "n1/dram": 10}
+    assert [store.here(i, names) for i in range(2)] == [0, 0]
+    store.rigs[0].node.stop()
+    until(lambda: len(store.link.nodes()) == 1, "the directory has lost the node")
+    store.rigs[0].again()
+    until(lambda: store.rigs[0].node.joined, "the node is back")
+
+
+def test_prefetch_brings_values_of_other_nodes(store: Store) -> None:
+    first, second = store.add(), store.add()
+    names, values = [name() for _ in range(4)], [b"", b"small", os.urandom(MIB), os.urandom(2 * MIB + 9)]
+    for one, value in zip(names, values, strict=True):
+        first.put_large([one], [value])
+    until(lambda: all(store.holders(one) for one in names), "all are announced")
+    outcomes = second.ask(Prefetch(op=1, names=b"".join([*names, name()]))).outcomes
+    assert outcomes == bytes([OK] * 4 + [MISSING])
+    until(lambda: store.here(1, names) == 4, "all arrive")
+    assert [second.get_large(one) for one in names] == values
+    until(lambda: store.holders(names[3]) == {"n0", "n1"}, "the copy is announced")
+
+
+def test_a_node_that_drains_hands_over_and_leaves(store: Store) -> None:
+    first, second = store.add(), store.add()
+    names, values = [name() for _ in range(5)], [os.urandom(100_000 + i) for i in range(5)]
+    for one, value in zip(names, values, strict=True):
+        first.put([one], [value])
+    second.put([names[0]], [values[0]])
+    first.ask(Pin(op=1, names=names[1], seconds=100))
+    until(lambda: len(store.holders(names[0])) == 2, "the second holder is known")
+    found = first.find([names[2]])
+    done = first.ask(Drain(op=1, deadline_s=20.0))
+    assert done.places == {"n0/handed_over": 4, "n0/left_behind": 0}
+    assert first.put([name()], [b"new"]) == [Outcome.UNREACHABLE]
+    assert first.get_large(names[3]) == values[3], "it still serves"
+    assert [second.get_large(one) for one in names] == values
+    until(lambda: {row.node_id for row in store.link.nodes()} == {"n1"}, "it has left")
+    assert not store.rigs[0].node.drained.is_set(), "a reader has a lease"
+    assert found.lease
+    first.close()
+    until(store.rigs[0].node.drained.is_set, "its readers are done")
