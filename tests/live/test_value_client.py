@@ -277,7 +277,7 @@ def test_damage_on_the_way_is_read_again(here: Rig) -> None:
     assert node.faults == []
     node.faults += ["flip-slice"] * 30
     assert client.get_into("b", bytearray(3 << 20)).outcome is Outcome.DAMAGED
-    assert any(isinstance(message, Damaged) for message in node.received)
+    until(lambda: any(isinstance(message, Damaged) for message in node.received), "the word about it")
     until(lambda: not node.leases, "the return of all leases")
 
 

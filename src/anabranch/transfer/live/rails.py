@@ -208,6 +208,12 @@ class Links:
             return None
         return partial(shaper.send, traffic)
 
+    def accepted(self, sock: socket.socket, traffic: TrafficClass) -> Permit | None:
+        """`permit` for a connection that a peer has made; marked if this process marks its packets."""
+        if self.marks:
+            mark(sock, traffic)
+        return self.permit(self.nic_of(sock), traffic)
+
     def nic_of(self, sock: socket.socket) -> Nic | None:
         """Through which NIC an accepted connection came; None: through none of the topology's, e.g. a UNIX socket."""
         if sock.family not in (socket.AF_INET, socket.AF_INET6):

@@ -67,6 +67,8 @@ from anabranch.store.values.messages import (
 )
 from anabranch.store.values.scope import Scope
 from anabranch.store.values.shelf import Shelf
+from anabranch.transfer.live.rails import Links
+from anabranch.transfer.topology import split_addresses
 
 MAX_LANES = 1024
 TICK_S = 0.05
@@ -97,8 +99,10 @@ class ValueNode:
         disk: DiskTier | None = None,
         backing: BackingTier | None = None,
         faults: Faults = NO_FAULTS,
+        links: Links | None = None,
     ) -> None:
-        must_authenticate([config.listen], access)
+        must_authenticate(split_addresses(config.listen), access)
+        self._links = links or Links()
         self.node_id = node_id
         self.config = config
         self._access = access
@@ -136,9 +140,9 @@ class ValueNode:
     def start(self) -> None:
         """Raises Unavailable if an address is taken."""
         self._memory.touch()
-        addresses = [self.config.listen] + ([self._unix_address] if self._unix_address else [])
-        for address in addresses:
-            self._listeners.append(Listener(address, self._accept, name=self.node_id))
+        for address in (*split_addresses(self.config.listen), self._unix_address):
+            if address:
+                self._listeners.append(Listener(address, self._accept, name=self.node_id))
         self._ticker.start()
         self._peers.start(self.address)
 
@@ -172,7 +176,7 @@ class ValueNode:
     @property
     def address(self) -> str:
         """Where callers connect; valid after `start`."""
-        return self._listeners[0].address
+        return "+".join(one.address for one in self._listeners if not one.address.startswith("unix:"))
 
     @property
     def local_address(self) -> str:
@@ -350,6 +354,7 @@ class ValueNode:
             return None
         caller, proof = answer
         session = self._session(lane, message, caller)
+        lane.permit = self._links.accepted(lane.sock, introduction.traffic_of(message, caller))
         lane.max_frame_bytes = FRAME_BYTES
         lane.send(self._welcome(caller, proof))
         return session

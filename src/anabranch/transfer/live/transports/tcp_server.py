@@ -13,8 +13,7 @@ import xxhash
 from anabranch.core.errors import AnabranchError, Unavailable, WireError
 from anabranch.core.live.link import Listener
 from anabranch.transfer.classes import TrafficClass
-from anabranch.transfer.live.marks import mark
-from anabranch.transfer.live.rails import Links
+from anabranch.transfer.live.rails import Links, Permit
 from anabranch.transfer.live.transports.memory import LocalRegions
 from anabranch.transfer.live.transports.tcp_wire import (
     ANSWER,
@@ -78,8 +77,8 @@ class SliceServer:
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            traffic = self._greeted(sock)
-            while self._answer(sock, traffic):
+            permit = self._links.accepted(sock, self._greeted(sock))
+            while self._answer(sock, permit):
                 pass
         except (AnabranchError, OSError):
             pass  # the peer notices that its connection is gone, and why does not matter here
@@ -95,12 +94,9 @@ class SliceServer:
         magic, secret, traffic = GREETING.unpack(head)
         if magic != MAGIC or not hmac.compare_digest(secret, self._secret) or traffic not in set(TrafficClass):
             raise WireError("not a peer that was given our description")
-        chosen = TrafficClass(traffic)
-        if self._links.marks:
-            mark(sock, chosen)
-        return chosen
+        return TrafficClass(traffic)
 
-    def _answer(self, sock: socket.socket, traffic: TrafficClass) -> bool:
+    def _answer(self, sock: socket.socket, permit: Permit | None) -> bool:
         sock.settimeout(None)
         head = memoryview(bytearray(REQUEST.size))
         if not sock.recv_into(head, 1):
@@ -123,11 +119,10 @@ class SliceServer:
                 elif not fits:
                     sock.sendall(ANSWER.pack(Moved.REFUSED, 0))
                 else:
-                    self._send(sock, traffic, data)
+                    self._send(sock, permit, data)
         return True
 
-    def _send(self, sock: socket.socket, traffic: TrafficClass, data: memoryview) -> None:
-        nic = self._links.nic_of(sock)
-        if nic is not None:
-            self._links.shaper(nic).send(traffic, data.nbytes, self._silence_s)
+    def _send(self, sock: socket.socket, permit: Permit | None, data: memoryview) -> None:
+        if permit is not None:
+            permit(data.nbytes, self._silence_s)
         send_parts(sock, ANSWER.pack(Moved.OK, xxhash.xxh3_64_intdigest(data)), data)
