@@ -105,7 +105,8 @@ def _nodes(seen: StoreRates) -> Any:
         table.add_row(
             node.node_id,
             health,
-            f"{format_bytes(node.used_bytes)}/{format_bytes(node.total_bytes)}",
+            format_bytes(node.used_bytes),
+            f"{100 * node.used_bytes / node.total_bytes:.0f}" if node.total_bytes else "-",
             format_bytes(node.ssd_bytes),
             format_bytes(round(node.bytes_in)),
             format_bytes(round(node.bytes_out)),
@@ -134,7 +135,7 @@ def _table(*headings: str) -> Any:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index < 2 else "right", no_wrap=index > 1)
+        table.add_column(heading, justify="left" if index < 2 else "right", no_wrap=index != 1)
     return table
 
 
