@@ -248,3 +248,30 @@ def test_a_big_announcement_is_worked_on_in_steps_between_which_others_are_answe
     assert rows(directory, [names[0], names[-1]]).known() == [True, False]
     assert len(list(steps)) == 2
     assert rows(directory, [names[0], names[-1]]).known() == [True, True]
+
+
+def test_a_survivor_gets_few_hints_at_a_time_and_the_next_when_the_target_has_the_copies() -> None:
+    directory = Directory(2.0, 0.0)
+    names = chain("many", 6000)
+    value_node(directory, "a", names, replicas=2)
+    value_node(directory, "b", [], replicas=2)
+    settle(directory, 10.0)
+    directory.gone("b", 10.0)
+    value_node(directory, "c", [], 10.0)  # the audit at 10.0 had b in mind
+    copied: set[bytes] = set()
+    now, most, seq = 10.0, 0, 1
+    while len(copied) < 6000:
+        now += 0.5
+        assert now < 60.0
+        directory.handle("a", Heartbeat(seq=1), now)
+        hints = settle(directory, now)
+        most = max(most, len(hints))
+        for source, hint in hints:
+            assert (source, hint.target) == ("a", "c")
+            copied.update(hint.names[at : at + 32] for at in range(0, len(hint.names), 32))
+            seq += 1
+            directory.handle("c", Announce(seq=seq, added_names={"dram": hint.names}), now)
+        directory.handle("c", Heartbeat(seq=seq), now)
+    assert most == 4
+    directory.handle("a", Heartbeat(seq=1), now + 1.0)
+    assert settle(directory, now + 1.0) == []

@@ -91,6 +91,9 @@ class Members:
     def get(self, connection: Hashable) -> Member | None:
         return self._by_connection.get(connection)
 
+    def named(self, node_id: str) -> Member | None:
+        return self._by_connection.get(self._by_node.get(node_id))
+
     def connection(self, member: Member) -> Hashable:
         return self._by_node[member.join.node_id]
 

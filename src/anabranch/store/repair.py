@@ -12,8 +12,8 @@ import msgspec
 
 from anabranch.core.messages import Message
 from anabranch.policy.placement import Candidate, heir, shares
+from anabranch.store.hints import Hints, Owed
 from anabranch.store.members import Member, Members
-from anabranch.store.messages import REPAIR_NAMES, Repair
 from anabranch.store.values.contracts import KeyTable
 from anabranch.store.values.key_table import ALL_TIERS, HOLDERS
 from anabranch.store.values.scope import NAME_BYTES
@@ -21,17 +21,7 @@ from anabranch.store.values.scope import NAME_BYTES
 STEP_ENTRIES = 1024
 PLAN_NAMES = 256
 """Names planned for in one step: about a millisecond."""
-RECHECK_S = 10.0
-"""After this long a hint should have been followed; if not (the target was lost, or full), it is given again."""
-TRIES = 3
-
-
-class Owed(msgspec.Struct, frozen=True):
-    """Names to look at once `due`; `tries`: hints given for them so far."""
-
-    due: float
-    tries: int
-    names: bytes
+HINTS_S = 0.05
 
 
 class Recovery:
@@ -44,6 +34,8 @@ class Recovery:
         self._wanted: KeyTable | None = None
         self._counts: set[int] = set()
         self._auditing = False
+        self._hints = Hints(members, counters)
+        self._hints_at = -1e9
         self.reset()
 
     def reset(self) -> None:
@@ -52,7 +44,6 @@ class Recovery:
         self._sweeping: set[int] = set()
         self._at = 0
         self._todo: deque[Owed] = deque()
-        self._owed: deque[Owed] = deque()
 
     def audit(self) -> None:
         """Look at all names once: nodes may have been lost while there was no directory."""
@@ -73,21 +64,32 @@ class Recovery:
 
     def step(self, table: KeyTable, now: float) -> tuple[list[tuple[Hashable, Message]], bool]:
         """One piece of work: (hints to send, there is more to do)."""
-        while self._owed and self._owed[0].due <= now:
-            self._todo.append(self._owed.popleft())
+        more = self._work(table)
+        if not more:
+            self._hints.flush()
+        if more and now - self._hints_at < HINTS_S:
+            return [], True
+        self._hints_at = now
+        messages, again = self._hints.tick(table, now)
+        self._todo.extend(again)
+        return messages, more or bool(again)
+
+    def _work(self, table: KeyTable) -> bool:
+        """False: there is none."""
         if self._todo:
-            return self._plan(self._take(), table, now), True
+            self._plan(self._take(), table)
+            return True
         if not self._numbers and not self._begin():
-            return [], False
+            return False
         if self._replicated:
             names, _ = table.held(self._numbers, self._at, STEP_ENTRIES)
             if names:
-                self._todo.append(Owed(now, 0, names))
+                self._todo.append(Owed(0, names))
         self._at = table.sweep(self._sweeping, self._at, STEP_ENTRIES)
         if self._at == 0:
             self._members.bury(self._sweeping)
             self._numbers, self._sweeping = set(), set()
-        return [], True
+        return True
 
     def _begin(self) -> bool:
         self._sweeping, self._at = set(self._members.dead), 0
@@ -108,13 +110,12 @@ class Recovery:
     def _replicated(self) -> bool:
         return self._wanted is not None or any(m.join.replicas > 1 for m in self._members.speaking.values())
 
-    def _plan(self, owed: Owed, table: KeyTable, now: float) -> list[tuple[Hashable, Message]]:
+    def _plan(self, owed: Owed, table: KeyTable) -> None:
         names = owed.names
         speaking, pasts = self._members.speaking, self._members.pasts
         rows = memoryview(table.places(names)).cast("H")
         wishes = memoryview(self._wanted.places(names)).cast("H") if self._wanted is not None else None
         targets = _Targets(speaking.values())
-        batches: dict[tuple[int, str, str], list[bytes]] = defaultdict(list)
         orphans = []
         for i in range(len(names) // NAME_BYTES):
             name, at = _name(names, i), i * HOLDERS
@@ -127,23 +128,11 @@ class Recovery:
                 continue
             wish = max(((entry - 1) >> 3 for entry in wishes[at : at + HOLDERS] if entry), default=0) if wishes else 0
             wanted = wish or max(speaking[number].join.replicas for number in live)
-            source = live[name[-1] % len(live)]
-            for target in targets.pick(speaking[source], name, holders, wanted - len(holders)):
-                batches[(source, target.node_id, targets.addresses[target.node_id])].append(name)
+            source = speaking[live[name[-1] % len(live)]]
+            for target in targets.pick(source, name, holders, wanted - len(holders)):
+                self._hints.add(source.join.node_id, target.node_id, owed.tries, name)
         self._unwant(orphans)
         self._counters["names_lost"] += len(orphans)
-        self._counters["repairs"] += sum(map(len, batches.values()))
-        if batches and owed.tries + 1 < TRIES:
-            told = b"".join(name for batch in batches.values() for name in batch)
-            self._owed.append(Owed(now + RECHECK_S, owed.tries + 1, told))
-        return [
-            (
-                self._members.connection(speaking[source]),
-                Repair(names=b"".join(batch[at : at + REPAIR_NAMES]), target=target, address=address),
-            )
-            for (source, target, address), batch in batches.items()
-            for at in range(0, len(batch), REPAIR_NAMES)
-        ]
 
     def _unwant(self, names: list[bytes]) -> None:
         if self._wanted is not None and names:
@@ -155,14 +144,12 @@ class _Targets:
     """Who may get copies, for each layout."""
 
     def __init__(self, members: Iterable[Member]) -> None:
-        self.addresses: dict[str, str] = {}
         self._by_layout: dict[bytes, tuple[list[Candidate], list[float]]] = {}
         groups: dict[bytes, list[Candidate]] = defaultdict(list)
         for member in members:
             if member.accepts:
                 join = member.join
                 groups[join.layout].append(Candidate(join.node_id, member.free_bytes, member.total_bytes))
-                self.addresses[join.node_id] = join.address
         for layout, candidates in groups.items():
             self._by_layout[layout] = (candidates, shares(candidates))
 
