@@ -83,7 +83,8 @@ log = logging.getLogger(__name__)
 
 class ValueNode:
     """`data_dir` keeps what must survive a restart; `arena_path` and, beside it, `.index` and `.records` are shared
-    memory, which outlives a killed process and is found again. Raises ConfigError for what cannot be."""
+    memory, which outlives a killed process and is found again. `disk` and `backing` are the node's from now on: `stop`
+    closes them. Raises ConfigError for what cannot be."""
 
     def __init__(
         self,
@@ -119,7 +120,9 @@ class ValueNode:
         found = self._records.take_all() if self._memory.kept and self._records.kept else []
         self.custody = Custody(self._shelf(found, entries), self._memory, config)
         self._tiers = NodeTiers(self.custody, self._scopes, writes or WriteConfig(), disk, backing)
-        self._peers = NodePeers(node_id, config, writes or WriteConfig(), self.custody, self._tiers, access, tls)
+        self._peers = NodePeers(
+            node_id, config, writes or WriteConfig(), self.custody, self._tiers, access, tls, self._links
+        )
         self._adopt(found)
         self._gets = GetDesk(self.custody, faults, self._tiers.load if self._tiers.there else None, self._tiers.used)
         self._puts = PutDesk(self.custody, faults, self._peers.finish, self._peers.stored)

@@ -52,7 +52,7 @@ class NodeTiers:
 
     def _open(self, writes: WriteConfig, pool: WorkPool) -> None:
         custody, disk, backing = self._custody, self.disk, self.backing
-        queue_bytes = min(writes.queue_bytes, max(1 << 20, custody.memory.size // 4))
+        queue_bytes = writes.queue_bytes
         reads: dict[int, Read] = {}
         if disk is not None:
             log = disk
@@ -313,4 +313,7 @@ class NodeTiers:
         ended = [writer.close() for writer in self._writers]
         if self._pool is not None:
             ended.append(self._pool.close())
+        for tier in (self.disk, self.backing):
+            if tier is not None and all(ended):
+                tier.close()
         return all(ended)

@@ -97,7 +97,7 @@ class TierWriter:
         """Under the lock. `leaving`: the value is on its way out of DRAM; its bytes are copied."""
         if entry.queued or self._closing:
             return
-        if self.waiting_bytes + entry.size > self._queue_bytes:
+        if self._queue and self.waiting_bytes + entry.size > self._queue_bytes:
             self._drop("queue_full")
             return
         data = None
