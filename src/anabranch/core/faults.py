@@ -3,10 +3,10 @@
 **Covers** the question asked at each step. **Does not cover** how a fault is chosen (`testing.faults`,
 `testing.chaos`). In production the answer is always "": nothing happens.
 
-Steps: ssd.read ssd.write ssd.grow · log.read log.write log.sync log.grow (value log) · peer.fetch.request
-peer.fetch.payload peer.serve.header peer.serve.payload peer.serve.end · push.open push.accept push.header push.payload
-push.receive push.finish · directory.lookup directory.announce (these two are asked on the node's own thread: no hang
-there).
+Steps: ssd.read ssd.write ssd.grow · log.read log.write log.sync log.grow (value log) · backing.store backing.load ·
+peer.fetch.request peer.fetch.payload peer.serve.header peer.serve.payload peer.serve.end · push.open push.accept
+push.header push.payload push.receive push.finish · directory.lookup directory.announce (these two are asked on the
+node's own thread: no hang there).
 """
 
 from __future__ import annotations

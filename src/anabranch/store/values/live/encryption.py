@@ -188,13 +188,14 @@ class TenantCiphers:
 
     def _learn(self) -> None:
         """Read all key files. A scope whose file is gone keeps its key's path, so that it is known as forgotten."""
-        for item in os.scandir(self._folder):
-            if item.name.endswith(".key"):
+        for name in os.listdir(self._folder):
+            path = os.path.join(self._folder, name)
+            if name.endswith(".key"):
                 with contextlib.suppress(FileNotFoundError):
-                    stamp = _stamp(item.path)  # before the file is read: a later change shows
-                    found = self._load(item.path)
+                    stamp = _stamp(path)  # before the file is read: a later change shows
+                    found = self._load(path)
                     if found is not None:
-                        self._take(item.path, found, stamp)
+                        self._take(path, found, stamp)
 
     def _take(self, path: str, found: _KeyFile, stamp: tuple[int, int]) -> None:
         key: _Key | None = None

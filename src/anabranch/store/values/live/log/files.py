@@ -59,10 +59,10 @@ class LogFiles:
         """Our segments: number → size."""
         segments: dict[int, int] = {}
         ignored = 0
-        for item in os.scandir(self._folder):
-            match = SEGMENT_NAME.fullmatch(item.name)
+        for name in os.listdir(self._folder):
+            match = SEGMENT_NAME.fullmatch(name)
             if match and int(match[1]) == VERSION:
-                segments[int(match[2], 16)] = item.stat(follow_symlinks=False).st_size
+                segments[int(match[2], 16)] = os.lstat(os.path.join(self._folder, name)).st_size
             elif match:
                 ignored += 1
         return Found(segments, ignored)
