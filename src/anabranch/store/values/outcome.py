@@ -37,3 +37,10 @@ class Outcome(IntEnum):
     def stored(self) -> bool:
         """The value is there now."""
         return self in (Outcome.OK, Outcome.PRESENT)
+
+    def __bool__(self) -> bool:
+        """What was asked for is so: `if store.put(…)`, `all(store.put_many(…))`."""
+        return self.stored
+
+    def __str__(self) -> str:
+        return self.name.lower()
