@@ -1,6 +1,7 @@
 """A node as a client of other nodes: copies of its values to them, theirs to it, and words about both.
 
-Lanes are per node and scope: a trusted caller speaks for any tenant, so what it stores counts as that tenant's.
+Lanes are per node, scope and traffic class: a trusted caller speaks for any tenant, so what it stores counts as that
+tenant's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from anabranch.store.values.live.sinks import Sink
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.parts import Parts
 from anabranch.store.values.scope import Scope
+from anabranch.transfer.classes import TrafficClass
+from anabranch.transfer.live.rails import Links
 from anabranch.transfer.live.workers import Workers
 
 PEER_PREFIX = "node:"
@@ -35,19 +38,26 @@ M = TypeVar("M", bound=Message)
 
 
 class NodeLanes:
-    def __init__(self, node_id: str, access: Access, tls: Tls | None) -> None:
+    def __init__(self, node_id: str, access: Access, tls: Tls | None, links: Links) -> None:
+        self._links = links
         self._name = PEER_PREFIX + node_id
         self._secret = access.cluster_secret
         self._tls = tls
         self._lock = threading.Lock()
-        self._pools: OrderedDict[tuple[str, Scope], LanePool] = OrderedDict()
+        self._pools: OrderedDict[tuple[str, Scope, TrafficClass], LanePool] = OrderedDict()
         self.workers = Workers("peer", 8)
 
     def push(
-        self, address: str, scope: Scope, entries: Sequence[Entry], data: memoryview, timeout_s: float
+        self,
+        address: str,
+        scope: Scope,
+        entries: Sequence[Entry],
+        data: memoryview,
+        timeout_s: float,
+        traffic: TrafficClass = TrafficClass.WRITEBACK,
     ) -> dict[bytes, Outcome]:
         """Copies of held values; what became of each name."""
-        pool = self._pool(address, scope)
+        pool = self._pool(address, scope, traffic)
         outcomes: dict[bytes, Outcome] = {}
         loose = [entry for entry in entries if not entry.parent]
         hanging = chains([entry for entry in entries if entry.parent])
@@ -60,11 +70,12 @@ class NodeLanes:
         return outcomes
 
     def fetch(self, address: str, scope: Scope, names: bytes, sinks: Sequence[Sink], timeout_s: float) -> list[Got]:
-        return Fetch(self._pool(address, scope), self.workers, names, sinks, Call(timeout_s), lanes=2).run()
+        pool = self._pool(address, scope, TrafficClass.PREFETCH)
+        return Fetch(pool, self.workers, names, sinks, Call(timeout_s), lanes=2).run()
 
     def ask(self, address: str, scope: Scope, message: Message, kind: type[M], timeout_s: float = ASK_S) -> M:
         """One request. Raises Unavailable, DeadlineExceeded, WireError, AccessDenied."""
-        with self._pool(address, scope).lane(Call(timeout_s)) as lane:
+        with self._pool(address, scope, TrafficClass.LOAD).lane(Call(timeout_s)) as lane:
             lane.send(message)
             answer = lane.receive()
             if not isinstance(answer, kind):
@@ -78,8 +89,8 @@ class NodeLanes:
             pool.close()
         self.workers.close(2.0)
 
-    def _pool(self, address: str, scope: Scope) -> LanePool:
-        key = address, scope
+    def _pool(self, address: str, scope: Scope, traffic: TrafficClass) -> LanePool:
+        key = address, scope, traffic
         with self._lock:
             pool = self._pools.get(key)
             if pool is not None:
@@ -88,8 +99,8 @@ class NodeLanes:
             credentials = Credentials(
                 secret=self._secret, tenant=scope.tenant, namespace=scope.namespace, epoch=scope.epoch
             )
-            session = Session(credentials, tls=self._tls, name=self._name)
-            pool = self._pools[key] = LanePool(address, session, lambda pool, welcome: None)
+            session = Session(credentials, tls=self._tls, name=self._name, links=self._links, traffic=traffic)
+            pool = self._pools[key] = LanePool(address, session, lambda pool, welcome: None, self.workers.submit)
             dropped = self._pools.popitem(last=False)[1] if len(self._pools) > MAX_POOLS else None
         if dropped is not None:
             dropped.close()

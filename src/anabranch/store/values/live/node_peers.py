@@ -26,6 +26,8 @@ from anabranch.store.values.messages import Done, Drain, Invalidate, Prefetch, R
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.puts import Put
 from anabranch.store.values.scope import NAME_BYTES, Scope
+from anabranch.transfer.classes import TrafficClass
+from anabranch.transfer.live.rails import Links
 
 if TYPE_CHECKING:
     from anabranch.store.values.live.node_calls import CallDesk
@@ -47,12 +49,13 @@ class NodePeers:
         tiers: NodeTiers,
         access: Access,
         tls: Tls | None,
+        links: Links,
     ) -> None:
         self._node_id = node_id
         self._replicas = writes.replicas
         self._custody = custody
         self._tiers = tiers
-        self._lanes = NodeLanes(node_id, access, tls)
+        self._lanes = NodeLanes(node_id, access, tls, links)
         self._pool = WorkPool("peers", PEER_THREADS, stuck_s=60.0)
         self._repairs = 0
         self.directory = NodeDirectory(node_id, config, writes, custody, tiers, access, tls)
@@ -131,14 +134,14 @@ class NodePeers:
             work.wait(PUSH_S)
         return arrived
 
-    def _push(self, address: str, entries: list[Entry]) -> list[bytes]:
+    def _push(self, address: str, entries: list[Entry], traffic: TrafficClass = TrafficClass.WRITEBACK) -> list[bytes]:
         """The names that are there now. The entries are held."""
         arrived: list[bytes] = []
         for state, mine in _by_scope(entries).items():
             scope = state.scope
             if scope is None:
                 continue
-            outcomes = self._lanes.push(address, scope, mine, self._custody.memory.data, PUSH_S)
+            outcomes = self._lanes.push(address, scope, mine, self._custody.memory.data, PUSH_S, traffic)
             arrived += [name for name, outcome in outcomes.items() if outcome.stored]
             # What was removed here meanwhile was perhaps removed there before it came.
             gone = b"".join([entry.name for entry in mine if not entry.live])
@@ -179,7 +182,7 @@ class NodePeers:
         below = self._from_below(set(names) - {entry.name for entry in held})
         held += below
         try:
-            arrived = len(self._push(address, held)) if held else 0
+            arrived = len(self._push(address, held, TrafficClass.MIGRATE)) if held else 0
         finally:
             with custody.lock:
                 for entry in reversed(held):
