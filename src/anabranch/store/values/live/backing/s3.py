@@ -30,7 +30,7 @@ class S3Objects:
             from obstore.store import S3Store
         except ModuleNotFoundError as error:
             raise MissingExtra("s3", "obstore") from error
-        bucket, _, prefix = url.removeprefix("s3://").strip("/").partition("/")
+        bucket, _, prefix = url.removeprefix("s3://").rstrip("/").partition("/")
         if not url.startswith("s3://") or not bucket:
             raise ConfigError(f"backing = {url!r} is not s3://bucket or s3://bucket/prefix")
         endpoint = str(options.get("aws_endpoint", options.get("endpoint", "")))

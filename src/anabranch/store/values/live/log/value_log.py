@@ -212,9 +212,10 @@ class ValueLog:
 
     def _sealed(self, jobs: list[Job]) -> Iterator[Job]:
         for job in jobs:
-            if self._cipher is not None and self._cipher.overhead(job.record.scope, job.record.size):
+            if self._cipher is not None:
                 try:
-                    job.data = memoryview(self._cipher.seal(job.record, job.data))
+                    if self._cipher.overhead(job.record.scope, job.record.size):
+                        job.data = memoryview(self._cipher.seal(job.record, job.data))
                 except StaleLease:
                     job.cancelled, job.outcome = True, Outcome.STALE
                     continue
