@@ -18,6 +18,8 @@ from anabranch.store.values.scope import NAME_BYTES
 UNDER_WAY = 4
 """Hints that a survivor has at a time: what is lost may be more than it can copy in a minute."""
 LOOK_S = 0.25
+LOOKS = 4
+"""Hints looked at in one step."""
 RECHECK_S = 10.0
 """A hint without progress for this long is not followed: the target was lost, or is full."""
 TRIES = 3
@@ -89,9 +91,13 @@ class Hints:
         self._ready[source].append(_Hint(source, target, tries, b"".join(names)))
 
     def _look(self, table: KeyTable, now: float) -> list[Owed]:
-        again = []
+        again: list[Owed] = []
+        looked = 0
         for source, hints in list(self._under_way.items()):
             for hint in [hint for hint in hints if hint.look <= now]:
+                if looked == LOOKS:
+                    return again
+                looked += 1
                 hint.look = now + LOOK_S
                 target = self._members.named(hint.target)
                 lacking = hint.names if target is None else _lacking(hint.names, target, table)
@@ -112,10 +118,10 @@ class Hints:
 
 def _lacking(names: bytes, target: Member, table: KeyTable) -> bytes:
     """Those of the names that the target does not hold."""
-    rows = memoryview(table.places(names)).cast("H").tolist()
-    number = target.number
-    return b"".join(
-        names[i * NAME_BYTES : (i + 1) * NAME_BYTES]
-        for i in range(len(names) // NAME_BYTES)
-        if all((entry - 1) >> 3 != number for entry in rows[i * HOLDERS : (i + 1) * HOLDERS])
-    )
+    rows = memoryview(table.places(names)).cast("H")
+    own = {1 + (target.number << 3 | bits) for bits in range(1, 8)}
+    columns = zip(*(rows[column::HOLDERS].tolist() for column in range(HOLDERS)), strict=True)
+    lacking = [i for i, entries in enumerate(columns) if own.isdisjoint(entries)]
+    if len(lacking) * NAME_BYTES == len(names):
+        return names
+    return b"".join([names[i * NAME_BYTES : (i + 1) * NAME_BYTES] for i in lacking])

@@ -19,8 +19,8 @@ from anabranch.store.values.key_table import ALL_TIERS, HOLDERS
 from anabranch.store.values.scope import NAME_BYTES
 
 STEP_ENTRIES = 1024
-PLAN_NAMES = 256
-"""Names planned for in one step: about a millisecond."""
+PLAN_NAMES = 128
+"""Names planned for in one step: less than a millisecond."""
 HINTS_S = 0.05
 
 

@@ -24,7 +24,7 @@ from anabranch.store.values.live.key_table import make_key_table
 TICK_S = 0.05
 TURN_S = 0.0005
 """How long a thread keeps the interpreter while others wait: a look-up should not wait for an announcement's 5 ms."""
-WORK_S = 0.002
+WORK_S = 0.001
 BREATH_S = 0.0005
 """After WORK_S of work that is due by itself: those who look something up come first."""
 
