@@ -40,7 +40,8 @@ class Announcer:
         for i, (tier, keys) in enumerate(parts):
             self._seq += 1
             last = i == len(parts) - 1
-            self._act(SendDirectory(Announce(seq=self._seq, added={tier: keys}, reset=i == 0, last=last)))
+            packed = {tier: b"".join(keys)}
+            self._act(SendDirectory(Announce(seq=self._seq, added_names=packed, reset=i == 0, last=last)))
         self._spoke = now
 
     def down(self) -> None:
@@ -58,7 +59,9 @@ class Announcer:
             return
         if self._added or self._removed:
             self._seq += 1
-            self._act(SendDirectory(Announce(seq=self._seq, added=self._added, removed=self._removed)))
+            added = {tier: b"".join(keys) for tier, keys in self._added.items()}
+            removed = {tier: b"".join(keys) for tier, keys in self._removed.items()}
+            self._act(SendDirectory(Announce(seq=self._seq, added_names=added, removed_names=removed)))
             self._added, self._removed = {}, {}
             self._spoke = now
         elif now - self._spoke >= self._heartbeat_s:
