@@ -6,14 +6,14 @@ import click
 from msgspec.structs import replace
 
 from anabranch.cli.serving_process import serve
-from anabranch.cli.store_settings import CONFIG_OPTIONS, SECURITY_FLAGS, SECURITY_OPTIONS, store_settings, with_options
+from anabranch.cli.store_settings import SERVER_FLAGS, SERVER_OPTIONS, store_settings, with_options
 from anabranch.core.errors import InvalidInput
 from anabranch.store.config import DirectoryConfig
 
 LISTEN = "127.0.0.1:7060"
 _FLAGS = {
     **{name: ("directory", name) for name in ("listen", "etcd", "shard", "shards", "advertise")},
-    **SECURITY_FLAGS,
+    **SERVER_FLAGS,
 }
 
 
@@ -25,9 +25,7 @@ _FLAGS = {
 @click.option("--etcd", metavar="HOST:PORT,…", help="Share the work with others: leaders are chosen through etcd.")
 @click.option("--shard", metavar="I/N", help="With --etcd: stand for range I (from 0) of N ranges of keys.")
 @click.option("--advertise", metavar="HOST:PORT", help="With --etcd: where others reach this process.")
-@click.option("--metrics", default="", metavar="HOST:PORT", help="Serve /metrics and /healthz here.")
-@with_options(SECURITY_OPTIONS)
-@with_options(CONFIG_OPTIONS)
+@with_options(SERVER_OPTIONS)
 def command(
     etcd: str | None,
     shard: str | None,

@@ -14,17 +14,22 @@ from anabranch.core.config import LogConfig
 from anabranch.core.live.logging import configure
 from anabranch.core.live.process import tell_service_manager
 
+LOOK_S = 0.25
+
 
 class Process(Protocol):
     @property
     def address(self) -> str: ...
     @property
     def metrics_address(self) -> str: ...
+    @property
+    def ended(self) -> bool: ...
     def stop(self) -> None: ...
 
 
 def serve(name: str, log: LogConfig, start: Callable[[], Process]) -> int:
-    """Start, say where on stdout, wait for SIGINT or SIGTERM, stop. A second signal ends the process at once."""
+    """Start, say where on stdout, wait for SIGINT or SIGTERM (or until it has left by itself: drained), stop. A second
+    signal ends the process at once."""
     configure(log, name)
     # What the process writes (sockets, arenas, files) is its owner's alone.
     os.umask(0o077)
@@ -35,7 +40,8 @@ def serve(name: str, log: LogConfig, start: Callable[[], Process]) -> int:
             click.echo(f"{name} ready at {process.address}{metrics}")
             logging.getLogger(__name__).info("ready", extra={"address": process.address})
             tell_service_manager("READY=1", os.environ)
-            stop.requested.wait()
+            while not stop.requested.wait(LOOK_S) and not process.ended:
+                pass
             tell_service_manager("STOPPING=1", os.environ)
         finally:
             process.stop()

@@ -36,6 +36,13 @@ SECURITY_FLAGS: Flags = {
     "tls_key": ("security", "tls_key"),
     "tls_ca": ("security", "tls_ca"),
 }
+SERVER_OPTIONS = [
+    click.option("--metrics", default="", metavar="HOST:PORT", help="Serve /metrics and /healthz here."),
+    *SECURITY_OPTIONS,
+    click.option("--tenants-file", metavar="FILE", help="Tenants: TOML with secret, quota_bytes, encrypt for each."),
+    *CONFIG_OPTIONS,
+]
+SERVER_FLAGS: Flags = {"tenants_file": ("security", "tenants_file"), **SECURITY_FLAGS}
 CALLER_OPTIONS = [
     click.option("--directory", metavar="ADDRESS", help="Directory: host:port, shards comma-separated, or etcd://…"),
     click.option("--node", "nodes", multiple=True, metavar="ADDRESS", help="Ask this node (may be repeated)."),

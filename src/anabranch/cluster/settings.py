@@ -99,7 +99,8 @@ def store_contradictions(settings: Settings) -> Iterator[str]:
         yield f'store.ssd_dir = "{store.ssd_dir}" but store.ssd_bytes = 0: give the tier a size (--ssd 100GiB)'
     if settings.write.admission not in ADMISSIONS:
         yield f'write.admission = "{settings.write.admission}": expected one of {", ".join(ADMISSIONS)}'
-    for key, listen in (("store.listen", store.listen), ("directory.listen", settings.directory.listen)):
+    listens = [("store.listen", part) for part in store.listen.split("+")]
+    for key, listen in (*listens, ("directory.listen", settings.directory.listen)):
         if not _LISTEN.fullmatch(listen) or int(listen.rpartition(":")[2]) > 65535:
             yield f'{key} = "{listen}": expected host:port, e.g. 127.0.0.1:7070'
     tls = {"tls_cert": security.tls_cert, "tls_key": security.tls_key, "tls_ca": security.tls_ca}

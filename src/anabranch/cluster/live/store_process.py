@@ -26,8 +26,10 @@ from anabranch.store.values.config import StoreConfig
 from anabranch.store.values.contracts import DiskTier
 from anabranch.store.values.live.administration import probe
 from anabranch.store.values.live.credentials import access_of, tls_of
+from anabranch.store.values.live.host_links import links_of
 from anabranch.store.values.live.node_server import ValueNode
 from anabranch.store.values.live.session import Session
+from anabranch.transfer.topology import split_addresses
 
 PROBE_TENANT = "anabranch.probe"
 PROBE_S = 2.0
@@ -39,6 +41,8 @@ class Service(Protocol):
 
     @property
     def address(self) -> str: ...
+    @property
+    def ended(self) -> bool: ...
     def stop(self) -> None: ...
 
 
@@ -63,6 +67,11 @@ class Running:
     def metrics_address(self) -> str:
         return self._metrics.address if self._metrics is not None else ""
 
+    @property
+    def ended(self) -> bool:
+        """It has left the store and may stop."""
+        return self._service.ended
+
     def stop(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
@@ -78,7 +87,7 @@ def start_directory(settings: Settings, *, metrics: str = "") -> Running:
     def answers() -> None:
         ask_stat(server.address, timeout_s=PROBE_S, dial=dial)
 
-    return Running(server, "directory", server.stat, answers, metrics)
+    return Running(_Directory(server), "directory", server.stat, answers, metrics)
 
 
 def start_node(settings: Settings, name: str, *, data_dir: str = "", metrics: str = "", keep: bool = False) -> Running:
@@ -86,7 +95,8 @@ def start_node(settings: Settings, name: str, *, data_dir: str = "", metrics: st
     (a secret that is missing, memory that is not there, a folder in use), Unavailable (the address is taken) or
     MissingExtra."""
     access, tls = access_of(settings.security), tls_of(settings.security)
-    must_authenticate([settings.store.listen], access)
+    must_authenticate(split_addresses(settings.store.listen), access)
+    links = links_of(settings.link)
     folder = node_folder(name, data_dir)
     disk = open_disk(settings.store, folder)
     try:
@@ -100,6 +110,7 @@ def start_node(settings: Settings, name: str, *, data_dir: str = "", metrics: st
             access=access,
             tls=tls,
             disk=disk,
+            links=links,
         )
         node.start()
     except BaseException:
@@ -108,7 +119,23 @@ def start_node(settings: Settings, name: str, *, data_dir: str = "", metrics: st
         raise
     # Through the node's own listener, as a tenant that nobody else is.
     session = Session(Credentials(secret=access.cluster_secret, tenant=PROBE_TENANT), tls=tls, name="probe")
-    return Running(_Node(node, keep), "node", node.stat, lambda: probe(node.address, session), metrics)
+    return Running(
+        _Node(node, keep), "node", node.stat, lambda: probe(split_addresses(node.address)[0], session), metrics
+    )
+
+
+class _Directory:
+    ended = False
+
+    def __init__(self, server: DirectoryServer) -> None:
+        self._server = server
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def stop(self) -> None:
+        self._server.stop()
 
 
 class _Node:
@@ -119,6 +146,10 @@ class _Node:
     @property
     def address(self) -> str:
         return self._node.address
+
+    @property
+    def ended(self) -> bool:
+        return self._node.drained.is_set()
 
     def stop(self) -> None:
         self._node.stop(keep=self._keep)

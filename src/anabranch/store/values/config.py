@@ -17,7 +17,13 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     ssd_bytes: Annotated[int, Meta(ge=0, description="SSD tier; 0 = none.")] = 0
     ssd_dir: Annotated[str, Meta(description="Folder of the SSD tier; empty = under the node's data folder.")] = ""
     backing: Annotated[str, Meta(description="Shared tier: a folder, or s3://bucket/prefix; empty = none.")] = ""
-    listen: Annotated[str, Meta(description="Where clients and other nodes connect, host:port.")] = "127.0.0.1:7070"
+    listen: Annotated[
+        str,
+        Meta(description="Where clients and other nodes connect: host:port (of several NICs: host:port+host:port)."),
+    ] = "127.0.0.1:7070"
+    advertise: Annotated[
+        str, Meta(description="Where others reach it, host:port; empty = as `listen` (0.0.0.0: this host's name).")
+    ] = ""
     directory: Annotated[
         str, Meta(description="Directory shards, host:port, comma-separated, or etcd://host:port; empty = alone.")
     ] = ""

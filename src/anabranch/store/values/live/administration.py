@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any, TypeVar
 
 from anabranch.core.errors import AccessDenied, AnabranchError, Unavailable, WireError
@@ -16,6 +17,7 @@ from anabranch.core.messages import Message
 from anabranch.store.live.directory_link import DirectoryLink
 from anabranch.store.live.stat_client import ask_stat
 from anabranch.store.messages import Stat, StatRequest
+from anabranch.store.values.live.lane import Lane
 from anabranch.store.values.live.session import Session
 from anabranch.store.values.messages import (
     Denied,
@@ -30,6 +32,7 @@ from anabranch.store.values.messages import (
     Put,
     Stored,
     Verify,
+    Welcome,
 )
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.report import DirectoryReport, Listed, NodeReport, StoreReport
@@ -39,7 +42,6 @@ from anabranch.store.values.slices import slice_sums
 LISTED = 1000
 PROBE_S = 2.0
 _PROBE_BYTES = b"anabranch probe"
-_DENIED = bytes([Outcome.DENIED])
 M = TypeVar("M")
 
 
@@ -85,11 +87,11 @@ class Administrator:
         return StoreReport(directories, nodes)
 
     def stat(self, address: str) -> Stat:
-        return self.call(address, StatRequest(), Stat)
+        return self.call(address, StatRequest(), Stat, trusted=False)
 
     def entries(self, address: str, node_id: str = "") -> Iterator[Listed]:
         """Everything a node holds, in order of names, over one lane."""
-        lane, welcome = self._session.open(address, self._timeout_s)
+        lane, welcome = self._trusted(address)
         try:
             after = b""
             while True:
@@ -110,7 +112,7 @@ class Administrator:
         name = b""
         copies: list[Listed] = []
         for address, node_id in addresses.items():
-            lane, welcome = self._session.open(address, self._timeout_s)
+            lane, welcome = self._trusted(address)
             try:
                 name = name_of(key, scope.name_key(welcome.salt))
                 lane.until(time.monotonic() + self._timeout_s)
@@ -132,18 +134,26 @@ class Administrator:
 
     def invalidate(self, address: str, tenant: str, epoch: str | None, wait_s: float, *, everywhere: bool) -> Done:
         message = Invalidate(op=1, tenant=tenant, epoch=epoch, everywhere=everywhere)
-        return self.call(address, message, Done, wait_s=wait_s)
+        # A tenant may do this to its own values.
+        return self.call(address, message, Done, wait_s=wait_s, trusted=False)
 
-    def call(self, address: str, message: Message, kind: type[M], *, wait_s: float | None = None) -> M:
-        """One request on a lane of its own."""
+    def call(
+        self, address: str, message: Message, kind: type[M], *, wait_s: float | None = None, trusted: bool = True
+    ) -> M:
+        """One request on a lane of its own. Raises AccessDenied if it is one of `trusted` callers and we are not."""
         deadline = time.monotonic() + (self._timeout_s if wait_s is None else wait_s)
-        lane, _ = self._session.open(address, self._timeout_s)
-        try:
+        lane, _ = self._trusted(address) if trusted else self._session.open(address, self._timeout_s)
+        with closing(lane):
             lane.until(deadline)
             lane.send(message)
             return expected(lane.receive(), kind, address)
-        finally:
+
+    def _trusted(self, address: str) -> tuple[Lane, Welcome]:
+        lane, welcome = self._session.open(address, self._timeout_s)
+        if not welcome.trusted:
             lane.close()
+            raise AccessDenied(f"{address}: only trusted callers may do this: the cluster's secret is needed")
+        return lane, welcome
 
     def _node_report(self, address: str, node_id: str, accepts: bool) -> NodeReport:
         try:
@@ -196,8 +206,6 @@ def probe(address: str, session: Session) -> None:
 
 def expected(reply: Any, kind: type[M], address: str) -> M:
     """The reply if it is of that kind. Raises AccessDenied or WireError."""
-    if isinstance(reply, Done) and reply.outcomes == _DENIED:
-        raise AccessDenied(f"{address}: only trusted callers may do this: the cluster's secret is needed")
     if isinstance(reply, kind):
         return reply
     if isinstance(reply, Denied):

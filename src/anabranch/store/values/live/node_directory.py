@@ -59,7 +59,7 @@ class NodeDirectory:
         join = Join(
             node_id=self.node_id,
             epoch=time.time_ns(),
-            address=advertised(address),
+            address=self._config.advertise or advertised(address),
             layout=b"",
             replicas=self.replicas,
         )
