@@ -14,6 +14,8 @@ from anabranch.core.errors import InvalidInput, InvariantBroken
 
 PAGE = 4096
 GRAIN = 64
+STRIP = 64 << 10
+"""Small values are cut off a strip of this size one after the other."""
 
 
 def rounded(size: int) -> int:
@@ -24,8 +26,9 @@ def rounded(size: int) -> int:
 
 
 class Extents:
-    """Free ranges of `size` bytes. The smallest range that fits is cut: its low end for less than a page, its high end,
-    page-aligned, for more. O(log n) per call plus an insertion into the list of distinct sizes.
+    """Free ranges of `size` bytes. The smallest range that fits is cut: its low end for less than a page (by way of a
+    strip, so that most of these cost O(1)), its high end, page-aligned, for more. O(log n) per call plus an insertion
+    into the list of distinct sizes.
 
     Raises InvariantBroken when bytes are given back that are free already."""
 
@@ -38,33 +41,64 @@ class Extents:
         self._ends: dict[int, int] = {}
         self._by_size: dict[int, dict[int, None]] = {}
         self._sizes: list[int] = []
+        self._strip = self._strip_end = 0
         self._add(0, self.size)
 
     def __len__(self) -> int:
         """Free ranges."""
+        self._end_strip()
         return len(self._starts)
-
-    @property
-    def largest(self) -> int:
-        return self._sizes[-1] if self._sizes else 0
 
     def take(self, size: int) -> int | None:
         """Start of `rounded(size)` bytes, None if no free range holds them."""
         need = rounded(size)
-        sizes = self._sizes
-        at = bisect_left(sizes, need)
-        if need < PAGE:
-            if at == len(sizes):
-                return None
-            hole = sizes[at]
-            start = next(reversed(self._by_size[hole]))
-            self._drop(start, hole)
-            if hole > need:
-                self._add(start + need, hole - need)
+        start = self._take_small(need) if need < PAGE else self._take_pages(need)
+        if start is None and self._strip < self._strip_end:
+            self._end_strip()
+            start = self._take_small(need) if need < PAGE else self._take_pages(need)
+        return start
+
+    def _take_small(self, need: int) -> int | None:
+        same = self._by_size.get(need)
+        if same:
+            start = next(reversed(same))
+            self._drop(start, need)
             return start
+        if self._strip + need > self._strip_end and not self._begin_strip(need):
+            return None
+        start = self._strip
+        self._strip = start + need
+        self.free -= need
+        return start
+
+    def _begin_strip(self, need: int) -> bool:
+        """The smallest range that fits, or the low end of a larger one."""
+        self._end_strip()
+        at = bisect_left(self._sizes, need)
+        if at == len(self._sizes):
+            return False
+        hole = self._sizes[at]
+        start = next(reversed(self._by_size[hole]))
+        length = min(hole, max(STRIP, need))
+        self._drop(start, hole)
+        if hole > length:
+            self._add(start + length, hole - length)
+        self._strip, self._strip_end = start, start + length
+        self.free += length
+        return True
+
+    def _end_strip(self) -> None:
+        """What is left of the strip is free like anything else."""
+        start, length = self._strip, self._strip_end - self._strip
+        self._strip = self._strip_end = 0
+        if length:
+            self.free -= length
+            self._merge(start, length)
+
+    def _take_pages(self, need: int) -> int | None:
+        sizes = self._sizes
         # A range that is long enough may lose its ends to alignment: at most a page.
-        while at < len(sizes):
-            hole = sizes[at]
+        for hole in sizes[bisect_left(sizes, need) :]:
             for start in reversed(self._by_size[hole]):
                 cut = (start + hole - need) & -PAGE
                 if cut >= start:
@@ -74,7 +108,6 @@ class Extents:
                     if start + hole > cut + need:
                         self._add(cut + need, start + hole - cut - need)
                     return cut
-            at += 1
         return None
 
     @classmethod
@@ -102,6 +135,11 @@ class Extents:
         length = rounded(size)
         if start < 0 or start + length > self.size or start in self._starts or start + length in self._ends:
             raise InvariantBroken(f"bytes {start} … {start + length} were given back twice")
+        if self._strip < start + length and start < self._strip_end:
+            raise InvariantBroken(f"bytes {start} … {start + length} were given back twice")
+        self._merge(start, length)
+
+    def _merge(self, start: int, length: int) -> None:
         before = self._ends.get(start)
         if before is not None:
             self._drop(before, start - before)
@@ -115,6 +153,7 @@ class Extents:
 
     def holes(self) -> Iterator[tuple[int, int]]:
         """(start, end) of free ranges, largest first."""
+        self._end_strip()
         for size in reversed(list(self._sizes)):
             for start in list(self._by_size.get(size, ())):
                 yield start, start + size
@@ -122,7 +161,7 @@ class Extents:
     def check(self) -> None:
         """Raise InvariantBroken if the books do not add up. O(n log n)."""
         ranges = sorted(self._starts.items())
-        total = sum(size for _, size in ranges)
+        total = sum(size for _, size in ranges) + self._strip_end - self._strip
         apart = all(a + n < b for (a, n), (b, _) in pairwise(ranges))
         ends = {start + size: start for start, size in ranges}
         sizes = sorted({size for _, size in ranges})

@@ -83,8 +83,8 @@ class PrefixTree:
         node = self._nodes.get(key)
         return None if node is None or node.slot == ABSENT else node.slot
 
-    def insert(self, key: bytes, parent_key: bytes, slot: int) -> None:
-        """Add a resident block, held. `parent_key` b"" starts a chain; it need not be resident.
+    def insert(self, key: bytes, parent_key: bytes, slot: int, *, held: bool = True) -> None:
+        """Add a resident block, held or unused. `parent_key` b"" starts a chain; it need not be resident.
 
         Raises InvalidInput if the block would be its own ancestor, InvariantBroken if the key is resident."""
         node = self._nodes.get(key)
@@ -105,7 +105,10 @@ class PrefixTree:
                 self._pin(node.parent)
         self._now += 1
         self._policy.inserted(node, node.parent if node.parent and node.parent.slot != ABSENT else None, self._now)
-        self.hold(key)
+        if held:
+            self.hold(key)
+        else:
+            self._insert_idle(node)
 
     def hold(self, key: bytes) -> None:
         node = self._resident_node(key)
@@ -172,6 +175,20 @@ class PrefixTree:
         if node is None or node.slot == ABSENT:
             raise InvariantBroken(f"block {key.hex()} is not resident")
         return node
+
+    def _insert_idle(self, node: Node) -> None:
+        """Nobody holds the new block; its parent is no leaf any more."""
+        parent = node.parent
+        if parent is not None and parent.offered:
+            parent.offered = False
+            self._policy.withdraw(parent)
+        if not node.pins:
+            node.idle = True
+            self._idle += 1
+            self._uses += 1
+            node.used = self._uses
+            if not node.children:
+                self._offer(node)
 
     def _ghost(self, key: bytes) -> Node:
         ghost = self._nodes[key] = Node(key)

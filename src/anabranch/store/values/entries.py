@@ -38,10 +38,11 @@ class ScopeState:
 
 class Entry:
     """A committed value in DRAM. `refs`: leases, pins and transfers that use it. `removed`: it has no name any more and
-    goes with its last reference. `uses`: how often it was read."""
+    goes with its last reference. `listed`: eviction knows it. `uses`: how often it was read."""
 
     __slots__ = (
         "generation",
+        "listed",
         "name",
         "offset",
         "on_disk",
@@ -79,6 +80,7 @@ class Entry:
         self.refs = 0
         self.uses = 0
         self.removed = False
+        self.listed = False
         self.on_disk = False
         self.queued = False
         self.pin = 0.0

@@ -112,7 +112,8 @@ class Shelf:
         return self._extents.size - self._reserved_bytes - self._held_bytes
 
     def __len__(self) -> int:
-        return len(self._tree)
+        """Values, those included that have lost their name and are still in use."""
+        return len(self._slots) - len(self._free_slots)
 
     # --- references -----------------------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ class Shelf:
         entry.refs += 1
         if entry.refs == 1:
             self._held_bytes += rounded(entry.size)
-            if not entry.removed:
+            if entry.listed:
                 self._tree.hold(entry.name)
 
     def release(self, entry: Entry) -> None:
@@ -142,10 +143,24 @@ class Shelf:
             return
         self._held_bytes -= rounded(entry.size)
         self.room_made += 1
-        if entry.removed:
-            self._free(entry)
-        else:
+        if entry.listed:
             self._tree.release(entry.name)
+        elif entry.removed:
+            self._free(entry)
+        elif entry.live:
+            self._list(entry)
+        else:
+            self.drop(entry)
+
+    def _list(self, entry: Entry) -> None:
+        """A new value is unused for the first time: from now on eviction knows it."""
+        entry.listed = True
+        try:
+            self._tree.insert(entry.name, entry.parent, entry.slot, held=False)
+        except InvalidInput:
+            # A ring of parents: the value is as good without one.
+            entry.parent = b""
+            self._tree.insert(entry.name, b"", entry.slot, held=False)
 
     def set_quota(self, tenant: Tenant, quota_bytes: int, pin_quota_bytes: int) -> None:
         if quota_bytes and not tenant.quota_bytes:
@@ -213,7 +228,9 @@ class Shelf:
         if not self._tree.evictable:
             return False
         slot, _, _ = self._tree.pop_victim()
-        self._evicted(self._entry(slot))
+        entry = self._entry(slot)
+        entry.listed = False
+        self._evicted(entry)
         return True
 
     def _evicted(self, entry: Entry) -> None:
@@ -234,6 +251,7 @@ class Shelf:
             tries -= 1
             name, entry = next(iter(order.items()))
             if self._tree.evict(name):
+                entry.listed = False
                 self._evicted(entry)
                 self.counters["evicted_for_quota"] += 1
             else:
@@ -320,12 +338,6 @@ class Shelf:
             slots.append(None)
         self._generation += 1
         entry = Entry(name, scope, size, sums, parent, start, self._generation, slot)
-        try:
-            self._tree.insert(name, parent, slot)
-        except InvalidInput:
-            # A ring of parents: the value is as good without one.
-            entry.parent = b""
-            self._tree.insert(name, b"", slot)
         entry.refs = 1
         length = rounded(size)
         self._held_bytes += length
@@ -354,7 +366,9 @@ class Shelf:
             return
         if entry.pin and self.unpin is not None:
             self.unpin(entry)
-        self._tree.remove(entry.name)
+        if entry.listed:
+            self._tree.remove(entry.name)
+            entry.listed = False
         self._unname(entry)
         if entry.refs:
             entry.removed = True

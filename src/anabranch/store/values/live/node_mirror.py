@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.store.values.contracts import Place, Record, SharedIndex
+from anabranch.store.values.contracts import Place, SharedIndex
 from anabranch.store.values.entries import Entry
 from anabranch.store.values.live.node_memory import NodeMemory
 from anabranch.store.values.live.node_records import NodeRecords
@@ -21,8 +21,7 @@ class NodeMirror:
 
     def put(self, entry: Entry) -> None:
         scope = entry.scope.digest
-        record = Record(entry.name, scope, entry.size, entry.sums, entry.parent)
-        self._records.write(entry.slot, entry.offset, entry.generation, record)
+        self._records.write(entry, scope)
         if self._index is not None:
             self._index.put(entry.name, scope, Place(entry.offset, entry.size, entry.generation % GENERATIONS))
 

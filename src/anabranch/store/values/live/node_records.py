@@ -21,6 +21,7 @@ import xxhash
 
 from anabranch.paging.extents import Extents
 from anabranch.store.values.contracts import Record
+from anabranch.store.values.entries import Entry
 from anabranch.store.values.slices import SLICE_BYTES, slice_count
 
 MAGIC = b"ANBRVREC"
@@ -76,7 +77,8 @@ class NodeRecords:
         """Above all that a former process used."""
         self._used = min(_SUM.unpack_from(self._view, _USED_AT)[0], capacity)
 
-    def write(self, slot: int, offset: int, generation: int, record: Record) -> None:
+    def write(self, entry: Entry, scope: bytes) -> None:
+        slot, generation, sums = entry.slot, entry.generation, entry.sums
         if generation > self._reserved:
             self._reserved = generation + GENERATIONS_AT_ONCE
             _SUM.pack_into(self._view, _GENERATION_AT, self._reserved)
@@ -85,7 +87,6 @@ class NodeRecords:
         if slot >= self._used:
             self._used = slot + 1
             _SUM.pack_into(self._view, _USED_AT, self._used)
-        sums = record.sums
         place = 0
         if len(sums) > INLINE_SUMS:
             start = self._sums.take(8 * len(sums))
@@ -97,7 +98,7 @@ class NodeRecords:
             inline: tuple[int, ...] = (0,) * INLINE_SUMS
         else:
             inline = sums + (0,) * (INLINE_SUMS - len(sums))
-        body = _BODY.pack(generation, offset, record.size, place, record.name, record.scope, record.parent, *inline)
+        body = _BODY.pack(generation, entry.offset, entry.size, place, entry.name, scope, entry.parent, *inline)
         at = RECORDS_AT + slot * RECORD
         check = _SUM.pack(_checksum(body, sums))
         self._view[at + 8 : at + _BODY.size + 8] = body[8:] + check
