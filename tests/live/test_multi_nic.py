@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from two_hosts import TwoHosts, two_hosts
 
 SIZE = 32 << 20
-SCRIPT = Path(__file__).with_name("multi_nic_peer.py")
+PEER = Path(__file__).with_name("multi_nic_peer.py")
+STORE = Path(__file__).with_name("multi_nic_store.py")
 
 
 def topology(hosts: TwoHosts) -> str:
@@ -44,33 +47,58 @@ class Reader:
         return line
 
 
-def test_a_transfer_goes_on_over_the_other_nic_and_the_mended_one_is_used_again(tmp_path: Path) -> None:
+def cut_and_mend(hosts: TwoHosts, reader: Reader) -> None:
+    """Two rails; one cable is cut while a read runs, which goes on over the other; mended, the rail is used again."""
+    reader.start()
+    assert set(reader.report()["rails"]) == {"left", "right"}
+
+    reader.start()
+    hosts.cut(0)
+    assert set(reader.report()["rails"]) == {"right"}
+
+    hosts.mend(0)
+    deadline = time.monotonic() + 60
+    while True:
+        reader.start()
+        if set(reader.report()["rails"]) == {"left", "right"}:
+            break
+        assert time.monotonic() < deadline
+
+
+@contextmanager
+def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate(timeout=20)
+
+
+def test_a_transfer_survives_a_cut_cable(tmp_path: Path) -> None:
     with two_hosts(2) as hosts:
         (tmp_path / "nics.toml").write_text(topology(hosts))
         addresses = f"{hosts.address('b', 0)},{hosts.address('b', 1)}"
-        holder = hosts.python("b", SCRIPT, "hold", str(SIZE), addresses)
-        process = None
-        try:
+        holder = hosts.python("b", PEER, "hold", str(SIZE), addresses)
+        with ended(holder):
             assert holder.stdout is not None
             description = holder.stdout.readline().strip()
-            process = hosts.python("a", SCRIPT, "read", str(SIZE), description, str(tmp_path / "nics.toml"))
-            reader = Reader(process)
-            reader.start()
-            assert set(reader.report()["rails"]) == {"left", "right"}
+            reader = hosts.python("a", PEER, "read", str(SIZE), description, str(tmp_path / "nics.toml"))
+            with ended(reader):
+                cut_and_mend(hosts, Reader(reader))
 
-            reader.start()
-            hosts.cut(0)
-            assert set(reader.report()["rails"]) == {"right"}
 
-            hosts.mend(0)
-            deadline = time.monotonic() + 60
-            while True:
-                reader.start()
-                if set(reader.report()["rails"]) == {"left", "right"}:
-                    break
-                assert time.monotonic() < deadline
-        finally:
-            for running in (holder, process):
-                if running is not None:
-                    running.kill()
-                    running.communicate(timeout=20)
+def test_a_client_of_the_store_survives_a_cut_cable(tmp_path: Path) -> None:
+    with two_hosts(2) as hosts:
+        (tmp_path / "nics.toml").write_text(topology(hosts))
+        addresses = f"{hosts.address('b', 0)},{hosts.address('b', 1)}"
+        node = hosts.python("b", STORE, "node", str(tmp_path), addresses)
+        with ended(node):
+            assert node.stdout is not None
+            address = node.stdout.readline().strip()
+            assert address.count("+") == 1
+            client = hosts.python("a", STORE, "client", str(tmp_path), address, str(tmp_path / "nics.toml"))
+            with ended(client):
+                assert client.stdout is not None
+                assert client.stdout.readline().strip() == "OK"
+                cut_and_mend(hosts, Reader(client))

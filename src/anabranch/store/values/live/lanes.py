@@ -160,6 +160,12 @@ class LanePool:
         with self._lock:
             return len(self._idle) + len(self._used)
 
+    @property
+    def rails(self) -> dict[str, int]:
+        """Lanes over each rail in use."""
+        rails = self._rails
+        return {str(rail): rails.lanes(rail) for rail in rails.in_use()} if rails is not None else {}
+
     def _open(self, left_s: float, patience_s: float, only: Rail | None = None) -> Lane:
         timeout_s = max(0.05, min(CONNECT_S, left_s, patience_s))
         try:
