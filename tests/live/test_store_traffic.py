@@ -73,8 +73,8 @@ def test_a_load_does_not_wait_for_a_migration(node: ValueNode) -> None:
         migration.client.close()
         assert not migration.is_alive()
         assert not migration.failed
-        # Loosely: a batch may have been nearly done when the loads began. Fair shares would have given it twice as much.
-        assert moved <= 12 * PIECE
+        # A batch may have been nearly done when the loads began. Fair shares would have given it twice what they got.
+        assert moved <= 8 * PIECE
 
 
 def test_lanes_are_marked_on_both_sides(node: ValueNode) -> None:
