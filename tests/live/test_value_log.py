@@ -219,6 +219,31 @@ def test_other_formats_damaged_segments_and_foreign_files_are_left_alone_or_forg
     assert (tmp_path / "v2-0000000000000001.seg").exists()
 
 
+def test_a_kill_while_a_segment_is_made_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "v1-0000000000000001.seg").write_bytes(b"")
+    (tmp_path / "v1-0000000000000002.seg").write_bytes(bytes(5000))
+    with contextlib.closing(ValueLog(str(tmp_path), 16 * MIB)) as log:
+        assert log.used_bytes == 0
+        assert list(tmp_path.glob("*.seg")) == []
+
+
+def test_the_record_of_removals_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.store.values.live.log.removals.REWRITE_BYTES", 2000)
+    names = Names(21)
+    with contextlib.closing(ValueLog(str(tmp_path), 2 * MIB)) as log:
+        gone: list[bytes] = []
+        for _ in range(60):
+            batch = names.values([40_000] * 4)
+            assert set(log.append(batch, durable=False)) == {OK}
+            log.remove([record.name for record, _ in batch[:2]])
+            gone += [record.name for record, _ in batch[:2]]
+        assert (tmp_path / "removed.log").stat().st_size < 4500
+        alive = set(log.names())
+    with contextlib.closing(ValueLog(str(tmp_path), 2 * MIB)) as again:
+        assert set(again.names()) == alive
+        assert not alive & set(gone)
+
+
 def test_a_second_process_and_impossible_sizes_are_refused_with_a_remedy(tmp_path: Path) -> None:
     with contextlib.closing(ValueLog(str(tmp_path), 16 * MIB)), pytest.raises(ConfigError, match="another node"):
         ValueLog(str(tmp_path), 16 * MIB)
@@ -325,7 +350,8 @@ def test_a_failed_flush_is_no_durable_write(tmp_path: Path) -> None:
         faults.arm("log.sync", "fail")
         assert log.append(batch, durable=True) == [FULL, FULL]
         assert "flush" in log.state
-        assert log.append(batch, durable=True) == [Outcome.PRESENT] * 2
+        assert sorted(log.take_evicted()) == sorted(record.name for record, _ in batch)
+        assert log.append(batch, durable=True) == [OK] * 2
         assert log.counters["log_syncs"] == 1
 
 

@@ -28,6 +28,7 @@ from anabranch.store.values.log_format import (
     align_down,
     align_up,
     entry_bound,
+    frame_checksum,
     pack_frame,
     pack_removal,
     segment_name,
@@ -60,23 +61,38 @@ def scanned(data: bytes, segment: int, *, first: int = 64) -> FrameScan:
 
 def test_frames_are_found_from_the_end_of_the_file_in_the_order_of_writing() -> None:
     groups = [entries(3), entries(1), entries(40)]
-    data = b""
+    data, previous = b"", 0
     for n, group in enumerate(groups):
-        data = pack_frame(7, n * 100, group) + data
+        frame = pack_frame(7, n * 100, group, previous)
+        data, previous = frame + data, frame_checksum(frame)
     scan = scanned(b"\0" * 5000 + data, 7)
     assert scan.frames == [(0, groups[0]), (100, groups[1]), (200, groups[2])]
     assert scan.index_bytes == len(data)
+    assert scan.checksum == previous
     assert scan.frames[0][1][0].record == groups[0][0].record
 
 
 def test_a_torn_frame_ends_the_index_and_the_frames_before_it_count() -> None:
-    whole, torn = pack_frame(7, 1, entries(2)), bytearray(pack_frame(7, 3, entries(2)))
+    whole = pack_frame(7, 1, entries(2))
+    torn = bytearray(pack_frame(7, 3, entries(2), frame_checksum(whole)))
+    assert [first for first, _ in scanned(bytes(torn) + whole, 7).frames] == [1, 3]
     for at in range(0, len(torn), 7):
         damaged = bytearray(torn)
         damaged[at] ^= 0x10
         assert [first for first, _ in scanned(bytes(damaged) + whole, 7).frames] == [1]
     for cut in range(1, len(torn), 11):
         assert [first for first, _ in scanned(bytes(cut) + bytes(torn[cut:]) + whole, 7).frames] == [1]
+
+
+def test_frames_behind_a_lost_one_do_not_count_whatever_takes_its_place() -> None:
+    first, lost, other = entries(1), entries(1), entries(1)
+    a = pack_frame(7, 1, first)
+    b = pack_frame(7, 2, lost, frame_checksum(a))
+    c = pack_frame(7, 3, entries(1), frame_checksum(b))
+    instead = pack_frame(7, 2, other, frame_checksum(a))
+    assert [n for n, _ in scanned(c + b + a, 7).frames] == [1, 2, 3]
+    assert [n for n, _ in scanned(c + bytes(len(b)) + a, 7).frames] == [1]
+    assert scanned(c + instead + a, 7).frames == [(1, first), (2, other)]
 
 
 def test_frames_of_the_files_earlier_life_do_not_count() -> None:
@@ -128,7 +144,7 @@ def test_data_and_index_share_a_segment_down_to_the_last_page_and_never_a_page()
         while (at := segment.place(one := record(size), size, aligned=size % PAGE == 0)) is not None:
             count += 1
             assert at + size == segment.cursor
-            segment.framed(len(pack_frame(1, 0, [Entry.of(one, at, size)])))
+            segment.framed(pack_frame(1, 0, [Entry.of(one, at, size)]))
             assert align_up(segment.cursor) <= align_down(SIZE - segment.index_bytes)
         assert SIZE - segment.cursor - segment.index_bytes < size + entry_bound(record(size)) + 3 * PAGE
         assert count >= 0.8 * SIZE / (size + 2 * entry_bound(record(size)) + TRAILER_BYTES) - 1

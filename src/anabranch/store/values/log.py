@@ -12,7 +12,15 @@ import msgspec
 
 from anabranch.core.errors import InvariantBroken
 from anabranch.store.values.contracts import Record
-from anabranch.store.values.log_format import TRAILER_BYTES, Entry, Removal, align_down, align_up, entry_bound
+from anabranch.store.values.log_format import (
+    TRAILER_BYTES,
+    Entry,
+    Removal,
+    align_down,
+    align_up,
+    entry_bound,
+    frame_checksum,
+)
 
 MIN_SEGMENT_BYTES = 64 << 10
 SEGMENTS = 16
@@ -35,14 +43,17 @@ class Item(msgspec.Struct, gc=False, eq=False):
 
 
 class Segment:
-    """`cursor` … `size_bytes - index_bytes` is free. `heat`: bytes read from it and written to it, halved for every
-    `half_life` bytes that the log takes."""
+    """`cursor` … `size_bytes - index_bytes` is free. `checksum`: of its last frame. `heat`: bytes read from it and
+    written to it, halved for every `half_life` bytes that the log takes."""
 
-    def __init__(self, number: int, size_bytes: int, *, cursor: int = 0, index_bytes: int = 0) -> None:
+    def __init__(
+        self, number: int, size_bytes: int, *, cursor: int = 0, index_bytes: int = 0, checksum: int = 0
+    ) -> None:
         self.number = number
         self.size_bytes = size_bytes
         self.cursor = cursor
         self.index_bytes = index_bytes
+        self.checksum = checksum
         self.items: list[Item] = []
         self.live_bytes = 0
         self.heat = 0.0
@@ -61,10 +72,13 @@ class Segment:
         self.cursor = at + stored
         return at
 
-    def framed(self, frame_bytes: int) -> int:
-        """Everything placed so far is described by a frame of this length; returns where it goes."""
+    def framed(self, frame: bytes) -> int:
+        """Everything placed so far is described by this frame (b"": nothing of it is to be found); returns where it
+        goes."""
         self._promised = 0
-        self.index_bytes += frame_bytes
+        if frame:
+            self.index_bytes += len(frame)
+            self.checksum = frame_checksum(frame)
         return self.size_bytes - self.index_bytes
 
 

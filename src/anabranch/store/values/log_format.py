@@ -8,9 +8,10 @@ of many megabytes waste what the other would need. The index is a row of *frames
 
     … [body of frame 2][trailer 2][body of frame 1][trailer 1] end of file
 
-A frame is never changed once written, and its checksum covers its segment's id: a page that holds old and new frames
-has equal old bytes before and after any torn write, and frames of the file's earlier life do not count. A kill between
-data and frame loses values that nobody was told about. Packs of the backing tier end in one frame of the same form.
+A frame is never changed once written: a page that holds old and new frames has equal old bytes before and after any
+torn write. Its checksum covers its segment's id and the checksum of the frame before it: neither frames of the file's
+earlier life count, nor those behind a frame that a crash of the machine lost. A kill between data and frame loses values
+that nobody was told about. Packs of the backing tier end in one frame of the same form.
 """
 
 from __future__ import annotations
@@ -88,17 +89,22 @@ def entry_bound(record: Record) -> int:
     return len(record.name) + len(record.scope) + len(record.parent) + 9 * (len(record.sums) + 3) + 16
 
 
-def pack_frame(segment: int, first_sequence: int, entries: Sequence[Entry]) -> bytes:
-    """The frame of `entries`; entry i has sequence `first_sequence` + i."""
+def pack_frame(segment: int, first_sequence: int, entries: Sequence[Entry], previous: int = 0) -> bytes:
+    """The frame of `entries`; entry i has sequence `first_sequence` + i. `previous`: `frame_checksum` of the frame
+    before it in this segment, 0 for the first."""
     body = _encoder.encode(entries)
-    fields = _TRAILER.pack(segment, first_sequence, len(entries), len(body), 0, _MAGIC)
+    fields = _TRAILER.pack(segment, first_sequence, len(entries), len(body), previous, _MAGIC)
     return body + _TRAILER.pack(segment, first_sequence, len(entries), len(body), _sum(fields, body), _MAGIC)
+
+
+def frame_checksum(frame: bytes) -> int:
+    return int(_TRAILER.unpack_from(frame, len(frame) - TRAILER_BYTES)[4])
 
 
 def unpack_frame(data: bytes | memoryview, segment: int) -> tuple[int, list[Entry]]:
     """(first sequence, entries) of the frame that `data` ends with. Raises IntegrityError if there is none, or only a
     part of it, or it belongs to another segment or format version."""
-    found = _last_frame(memoryview(data), len(data), segment)
+    found = _last_frame(memoryview(data), len(data), segment, 0)
     if not isinstance(found, tuple):
         raise IntegrityError("no whole index frame at the end")
     return found[0], found[1]
@@ -106,29 +112,32 @@ def unpack_frame(data: bytes | memoryview, segment: int) -> tuple[int, list[Entr
 
 class FrameScan:
     """Reads a segment's index from the end of its file. Feed it the file's last bytes; while `wants` is not 0, feed it
-    at least that many. `frames`: (first sequence, entries), oldest first; `index_bytes`: what they take."""
+    at least that many. `frames`: (first sequence, entries), oldest first; `index_bytes`: what they take; `checksum`: of
+    the last one."""
 
     def __init__(self, segment: int) -> None:
         self._segment = segment
         self.frames: list[tuple[int, list[Entry]]] = []
         self.index_bytes = 0
+        self.checksum = 0
         self.wants = TRAILER_BYTES
 
     def feed(self, tail: bytes | memoryview) -> None:
         view = memoryview(tail)
         self.wants = 0
         while True:
-            found = _last_frame(view, len(view) - self.index_bytes, self._segment)
+            found = _last_frame(view, len(view) - self.index_bytes, self._segment, self.checksum)
             if isinstance(found, int):
                 self.wants = found and found + self.index_bytes
                 return
             self.frames.append(found[:2])
             self.index_bytes += found[2]
+            self.checksum = found[3]
 
 
-def _last_frame(view: memoryview, end: int, segment: int) -> tuple[int, list[Entry], int] | int:
-    """(first sequence, entries, bytes) of the frame before `end`; else how many bytes before `end` must be there to
-    tell, 0 if there is none."""
+def _last_frame(view: memoryview, end: int, segment: int, previous: int) -> tuple[int, list[Entry], int, int] | int:
+    """(first sequence, entries, bytes, checksum) of the frame before `end`; else how many bytes before `end` must be
+    there to tell, 0 if there is none."""
     if end < TRAILER_BYTES:
         return TRAILER_BYTES
     at = end - TRAILER_BYTES
@@ -138,13 +147,13 @@ def _last_frame(view: memoryview, end: int, segment: int) -> tuple[int, list[Ent
     if length > at:
         return int(length) + TRAILER_BYTES
     body = view[at - length : at]
-    if checksum != _sum(_TRAILER.pack(owner, first, count, length, 0, magic), body):
+    if checksum != _sum(_TRAILER.pack(owner, first, count, length, previous, magic), body):
         return 0
     try:
         entries = _decoder.decode(body)
     except msgspec.MsgspecError:
         return 0  # a sound checksum over fields of another version
-    return (first, entries, length + TRAILER_BYTES) if len(entries) == count else 0
+    return (first, entries, length + TRAILER_BYTES, checksum) if len(entries) == count else 0
 
 
 def _sum(fields: bytes, body: bytes | memoryview) -> int:

@@ -181,10 +181,11 @@ class Appender:
             first = self._index.next_sequence
             self._index.next_sequence += len(placed)
         if not placed:
-            segment.framed(0)
+            segment.framed(b"")
             return
-        frame = pack_frame(segment.number, first, [Entry.of(j.record, at, j.data.nbytes) for j, at in placed])
-        at = segment.framed(len(frame))
+        entries = [Entry.of(job.record, at, job.data.nbytes) for job, at in placed]
+        frame = pack_frame(segment.number, first, entries, segment.checksum)
+        at = segment.framed(frame)
         if os.pwrite(active.index_fd, frame, at) != len(frame):
             raise OSError(errno.EIO, "only a part of an index frame was written")
         self._sync.wrote(segment.number)
@@ -209,6 +210,8 @@ class Appender:
     def _open(self, size_bytes: int) -> _Active:
         """A new segment. Raises Overloaded if no room can be made, or the file system stays full after one eviction."""
         room = self._room()
+        if size_bytes > room:
+            raise Overloaded("other files leave the SSD tier no room")
         forced = False
         while True:
             with self._state:

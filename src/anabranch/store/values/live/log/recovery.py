@@ -6,7 +6,7 @@ import os
 
 from anabranch.store.values.live.log.files import Found, LogFiles
 from anabranch.store.values.log import LogIndex, Removals, Segment
-from anabranch.store.values.log_format import FrameScan
+from anabranch.store.values.log_format import PAGE, FrameScan
 
 FIRST_READ_BYTES = 64 << 10
 
@@ -15,9 +15,14 @@ def recover(index: LogIndex, files: LogFiles, removals: Removals) -> Found:
     """Take over every segment in the folder. Raises OSError."""
     found = files.scan()
     for number, size_bytes in sorted(found.segments.items()):
+        if not size_bytes or size_bytes % PAGE:
+            files.delete(number)  # a kill while it was made
+            continue
         scan = _scan(files, number, size_bytes)
         ends = [entry.offset + entry.stored for _, entries in scan.frames for entry in entries]
-        segment = Segment(number, size_bytes, cursor=max(ends, default=0), index_bytes=scan.index_bytes)
+        segment = Segment(
+            number, size_bytes, cursor=max(ends, default=0), index_bytes=scan.index_bytes, checksum=scan.checksum
+        )
         index.adopt(segment, scan.frames, removals)
     index.next_sequence = max(index.next_sequence, removals.last + 1)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from anabranch.store.values.log import Removals
 from anabranch.store.values.log_format import REMOVAL_BYTES, Removal, pack_removal, unpack_removals
@@ -42,10 +42,11 @@ class RemovalLog:
     def wants_rewrite(self) -> bool:
         return os.fstat(self._fd).st_size > self._limit
 
-    def rewrite(self, dead: dict[bytes, bytes]) -> None:
-        """Keep only what concerns entries that are still on disk (`dead`: their names and scopes). Raises OSError."""
+    def rewrite(self, dead: Callable[[], dict[bytes, bytes]]) -> None:
+        """Keep only what concerns entries that are still on disk (`dead`: their names and scopes; asked when no removal
+        is between leaving the index and arriving here). No value may be on its way to the disk. Raises OSError."""
         with self._lock:
-            needed = self.known.still_needed(dead)
+            needed = self.known.still_needed(dead())
             data = b"".join(pack_removal(removal) for removal in needed)
             temporary = self._path + ".tmp"
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)

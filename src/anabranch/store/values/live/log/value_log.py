@@ -97,6 +97,7 @@ class ValueLog:
             self._files.close()
             raise ConfigError(f"ssd_dir {folder} cannot be used: {error.strerror}; name another folder") from error
         except ConfigError:
+            self._removals.close()
             self._files.close()
             raise
 
@@ -153,6 +154,7 @@ class ValueLog:
     def append(self, batch: Sequence[tuple[Record, memoryview]], *, durable: bool) -> list[Outcome]:
         self._check_open()
         with self._writing:
+            self._shorten_removals()
             outcomes, jobs = self._admit(batch)
             wanted = list(dict.fromkeys(jobs.values()))
             try:
@@ -167,6 +169,15 @@ class ValueLog:
             outcomes[index] = Outcome.PRESENT if job in answered and job.outcome is Outcome.OK else job.outcome
             answered.add(job)
         return self._durable(batch, outcomes) if durable else outcomes
+
+    def _shorten_removals(self) -> None:
+        def dead() -> dict[bytes, bytes]:
+            with self._state:
+                return self._index.dead_names()
+
+        if self._removals.wants_rewrite:
+            with contextlib.suppress(OSError):  # no room for a smaller file: the larger one will do
+                self._removals.rewrite(dead)
 
     def _admit(self, batch: Sequence[tuple[Record, memoryview]]) -> tuple[list[Outcome], dict[int, Job]]:
         """The outcomes that are plain at once, and jobs for the others (equal values share one)."""
@@ -236,10 +247,14 @@ class ValueLog:
     def _durable(self, batch: Sequence[tuple[Record, memoryview]], outcomes: list[Outcome]) -> list[Outcome]:
         with self._state:
             found = {i: self._index.get(batch[i][0].name) for i, outcome in enumerate(outcomes) if outcome.stored}
+        segments = {item.segment for item in found.values() if item is not None}
         try:
-            self._sync.wait({item.segment for item in found.values() if item is not None})
+            self._sync.wait(segments)
         except OSError as error:
             self._pause(f"flushing the SSD tier failed: {error}")
+            # A later flush may succeed although pages were lost: nothing in these segments can be vouched for.
+            with self._writing:
+                self._drop_segments(segments)
             return [Outcome.FULL if outcome.stored else outcome for outcome in outcomes]
         return outcomes
 
@@ -338,15 +353,19 @@ class ValueLog:
             self._removals.append(removals)
         except OSError as error:
             log.warning("a removal could not be written (%s): %d segments are deleted instead", error, len(segments))
-            with self._writing, self._state:
-                if self._appender.active in segments:
-                    self._appender.retire()
-                for number in segments & set(self._index.segments):
-                    alive = self._index.evict(self._index.segments[number])
-                    self._evicted.extend(item.record.name for item in alive)
-                    self._sync.gone(number)
-                    self._files.delete(number)
+            with self._writing:
+                self._drop_segments(segments)
             self._files.sync_folder()
+
+    def _drop_segments(self, segments: set[int]) -> None:
+        with self._state:
+            if self._appender.active in segments:
+                self._appender.retire()
+            for number in segments & set(self._index.segments):
+                alive = self._index.evict(self._index.segments[number])
+                self._evicted.extend(item.record.name for item in alive)
+                self._sync.gone(number)
+                self._files.delete(number)
 
     # --- start and end ------------------------------------------------------------------------------------------
 
@@ -366,7 +385,7 @@ class ValueLog:
                 f" {self._capacity - self._room()} bytes; raise ssd_bytes, or name another folder"
             )
         with contextlib.suppress(OSError):  # no room for a smaller file: the larger one will do
-            self._removals.rewrite(self._index.dead_names())
+            self._removals.rewrite(self._index.dead_names)
         last = max(self._index.segments.values(), key=lambda s: s.number, default=None)
         if last is not None and last.size_bytes == self._usual and last.cursor < last.size_bytes // 2:
             self._appender.resume(last)
