@@ -11,7 +11,7 @@ from collections import OrderedDict
 from anabranch.core.errors import InvalidInput, InvariantBroken
 from anabranch.policy.eviction.contract import Block
 from anabranch.policy.eviction.lru import Lru
-from anabranch.policy.eviction.reuse import ReuseStatistics, age_bucket
+from anabranch.policy.eviction.reuse import BUCKETS, ReuseStatistics, age_bucket
 from anabranch.policy.eviction.rival import LruRival
 
 USES = 5  # uses are told apart up to 4
@@ -104,7 +104,7 @@ class CostAware:
         oldest = self._recency.victim(now)
         if self._rival.lead <= 0 and oldest.key not in self._favours:
             return oldest
-        return min([oldest, *self._look()], key=lambda block: (self._worth(block, now), block.used))
+        return self._least_worth(oldest, now)
 
     def gone(self, block: Block, *, evicted: bool, now: int) -> None:
         self._favours.pop(block.key, None)
@@ -129,16 +129,28 @@ class CostAware:
             self._fade_at = now + FADE_AFTER * self._slots
             self._reuse.fade()
 
-    def _look(self) -> list[Block]:
-        """All leaves, or LOOKED_AT of them from a linear congruential sequence."""
-        leaves = self._leaves
-        if len(leaves) <= LOOKED_AT:
-            return leaves
-        seen = []
-        for _ in range(LOOKED_AT):
-            self._draw = (self._draw * 1103515245 + 12345) & 0x7FFFFFFF
-            seen.append(leaves[(self._draw >> 8) % len(leaves)])
-        return seen
+    def _least_worth(self, best: Block, now: int) -> Block:
+        """Of `best` and all leaves, or LOOKED_AT of them from a linear congruential sequence: the one of least worth,
+        the least recently used of equals. The inner loop of eviction: worth is written out."""
+        leaves, favours, worths, context = self._leaves, self._favours, self._reuse.worth, self._context
+        count, draw, last = len(leaves), self._draw, BUCKETS - 1
+        least = self._worth(best, now)
+        everybody = count <= LOOKED_AT
+        for i in range(count if everybody else LOOKED_AT):
+            if everybody:
+                block = leaves[i]
+            else:
+                draw = (draw * 1103515245 + 12345) & 0x7FFFFFFF
+                block = leaves[(draw >> 8) % count]
+            age = now - block.mark
+            bucket = (age * age).bit_length()
+            worth = worths[block.tag][bucket if bucket < last else last] * (1 + block.depth / context)
+            if favours and block.key in favours:
+                worth = self._worth(block, now)
+            if worth < least or (worth == least and block.used < best.used):
+                best, least = block, worth
+        self._draw = draw
+        return best
 
     def _worth(self, block: Block, now: int) -> float:
         worth = self._reuse.worth[block.tag][age_bucket(now - block.mark)] * (1 + block.depth / self._context)
