@@ -29,10 +29,17 @@ class Store:
         self.tenants = folder / "tenants.toml"
         new_secret(str(folder / "alice.secret"))
         self.tenants.touch(mode=0o600)
-        self.tenants.write_text('[alice]\nsecret_file = "alice.secret"\nquota_bytes = "8MiB"\n')
+        self.tenants.write_text('[alice]\nsecret_file = "alice.secret"\nquota_bytes = "8MiB"\nencrypt = true\n')
         self.directory = StoreProcess(
-            "directory", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0",
-            "--tenants-file", str(self.tenants), *self.proof, folder=folder
+            "directory",
+            "--listen",
+            "127.0.0.1:0",
+            "--metrics",
+            "127.0.0.1:0",
+            "--tenants-file",
+            str(self.tenants),
+            *self.proof,
+            folder=folder,
         )
         self.nodes = [self.node(name) for name in ("n1", "n2")]
 
@@ -44,7 +51,8 @@ class Store:
         return StoreProcess(
             "node", "--name", name, "--listen", "127.0.0.1:0", "--directory", self.directory.address,
             "--dram", "32MiB", "--ssd", "32MiB", "--data-dir", str(self.folder / name), "--metrics", "127.0.0.1:0",
-            "--tenants-file", str(self.tenants), *self.proof, *more, folder=self.folder,
+            "--tenants-file", str(self.tenants), "--set", f"security.keys_dir={self.folder / 'keys'}",
+            *self.proof, *more, folder=self.folder,
         )  # fmt: skip
 
 
@@ -150,6 +158,32 @@ def test_who_does_not_prove_it_gets_nothing(run: Run, store: Store, tmp_path: Pa
     code, _, err = run("store", "get", "mine", "--node", store.nodes[0].address, "--secret-file", str(stranger))
     assert code == 2
     assert "does not open" in err
+
+
+def on_disk(store: Store, what: bytes) -> bool:
+    files = [path for node in ("n1", "n2") for path in (store.folder / node).rglob("*") if path.is_file()]
+    return any(what in path.read_bytes() for path in files)
+
+
+def test_an_encrypted_tenant_leaves_nothing_readable_on_disk(run: Run, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"a secret of alice's " * 50)
+    (tmp_path / "plain").write_bytes(b"nobody's secret " * 50)
+    as_alice = ("--tenant", "alice", "--secret-file", str(store.folder / "alice.secret"))
+    assert run("store", "put", "sealed", str(tmp_path / "in"), "--durable", *as_alice)[0] == 0
+    assert run("store", "put", "plain", str(tmp_path / "plain"), "--durable")[0] == 0
+    assert on_disk(store, b"nobody's secret")
+    assert not on_disk(store, b"secret of alice")
+    keys = {path.name: path.read_bytes() for path in (store.folder / "keys").glob("*.key")}
+    code, out, _ = run("store", "invalidate", "--all", "--yes", "--json", *as_alice)
+    assert code == 0, out
+    assert {"n1/keys", "n2/keys"} <= set(json.loads(out)["places"])
+    assert run("store", "get", "sealed", *as_alice)[0] == 1
+    assert run("store", "get", "plain")[0] == 0
+    changed = [name for name, data in keys.items() if (store.folder / "keys" / name).read_bytes() != data]
+    assert changed, "the tenant has another key now"
+    # It goes on under its new key.
+    assert run("store", "put", "sealed", str(tmp_path / "in"), "--durable", *as_alice)[0] == 0
+    assert not on_disk(store, b"secret of alice")
 
 
 def get(address: str, path: str) -> tuple[int, str]:
