@@ -11,10 +11,10 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from anabranch.cluster.settings import Settings
-from anabranch.core.authentication import Credentials, must_authenticate
+from anabranch.core.authentication import Access, Credentials, must_authenticate
 from anabranch.core.errors import ConfigError
 from anabranch.core.live.handshake import Dialer
 from anabranch.store.live.directory_server import DirectoryServer
@@ -23,13 +23,16 @@ from anabranch.store.live.stat_client import ask_stat
 from anabranch.store.messages import Stat
 from anabranch.store.metrics import Role
 from anabranch.store.values.config import StoreConfig
-from anabranch.store.values.contracts import DiskTier
+from anabranch.store.values.contracts import BackingTier, Cipher, DiskTier
 from anabranch.store.values.live.administration import probe
 from anabranch.store.values.live.credentials import access_of, tls_of
 from anabranch.store.values.live.host_links import links_of
 from anabranch.store.values.live.node_server import ValueNode
 from anabranch.store.values.live.session import Session
 from anabranch.transfer.topology import split_addresses
+
+if TYPE_CHECKING:
+    from anabranch.store.values.live.tenant_keys import TenantKeys
 
 PROBE_TENANT = "anabranch.probe"
 PROBE_S = 2.0
@@ -98,7 +101,8 @@ def start_node(settings: Settings, name: str, *, data_dir: str = "", metrics: st
     must_authenticate(split_addresses(settings.store.listen), access)
     links = links_of(settings.link)
     folder = node_folder(name, data_dir)
-    disk = open_disk(settings.store, folder)
+    keys = keys_of(settings, access, folder)
+    disk, backing = open_tiers(settings.store, folder, keys.ciphers if keys is not None else None)
     try:
         node = ValueNode(
             name,
@@ -110,12 +114,15 @@ def start_node(settings: Settings, name: str, *, data_dir: str = "", metrics: st
             access=access,
             tls=tls,
             disk=disk,
+            backing=backing,
             links=links,
+            keys=keys,
         )
         node.start()
     except BaseException:
-        if disk is not None:
-            disk.close()
+        for tier in (disk, backing):
+            if tier is not None:
+                tier.close()
         raise
     # Through the node's own listener, as a tenant that nobody else is.
     session = Session(Credentials(secret=access.cluster_secret, tenant=PROBE_TENANT), tls=tls, name="probe")
@@ -155,13 +162,38 @@ class _Node:
         self._node.stop(keep=self._keep)
 
 
-def open_disk(store: StoreConfig, folder: Path) -> DiskTier | None:
-    """The SSD tier; None if it has no bytes. Raises ConfigError."""
-    if store.ssd_bytes == 0:
-        return None
+def open_tiers(store: StoreConfig, folder: Path, cipher: Cipher | None) -> tuple[DiskTier | None, BackingTier | None]:
+    """The tiers below DRAM that the settings name. Raises ConfigError, MissingExtra, or Unavailable (the backing store
+    cannot be reached)."""
+    from anabranch.store.values.live.backing import open_backing
     from anabranch.store.values.live.log.value_log import ValueLog
 
-    return ValueLog(store.ssd_dir or str(folder / "ssd"), store.ssd_bytes)
+    backing = open_backing(store.backing, cipher=cipher)
+    if store.ssd_bytes == 0:
+        return None, backing
+    try:
+        return ValueLog(store.ssd_dir or str(folder / "ssd"), store.ssd_bytes, cipher=cipher), backing
+    except BaseException:
+        if backing is not None:
+            backing.close()
+        raise
+
+
+def keys_of(settings: Settings, access: Access, folder: Path) -> TenantKeys | None:
+    """None if no tenant is encrypted. Raises ConfigError, or MissingExtra without cryptography."""
+    encrypted = [name for name, rules in access.tenants.items() if rules.encrypt]
+    if not encrypted:
+        return None
+    store, security = settings.store, settings.security
+    if not access.cluster_secret:
+        raise ConfigError(f"tenant '{encrypted[0]}' is encrypted, which needs security.secret_file: it wraps the keys")
+    if not security.keys_dir and (store.directory or store.backing):
+        raise ConfigError(f"tenant '{encrypted[0]}' is encrypted: set security.keys_dir to a folder all nodes share")
+    from anabranch.store.values.live.encryption import TenantCiphers
+    from anabranch.store.values.live.tenant_keys import TenantKeys
+
+    ciphers = TenantCiphers(security.keys_dir or str(folder / "keys"), access.cluster_secret, strict=True)
+    return TenantKeys(ciphers, access)
 
 
 def arena_path(folder: Path) -> str:

@@ -55,6 +55,10 @@ class SecurityConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     secret_file: Annotated[str, Meta(description="Cluster secret: a file with at least 32 bytes, mode 0600.")] = ""
     tenants_file: Annotated[str, Meta(description="Tenants: TOML with secret, quota_bytes, encrypt for each.")] = ""
+    keys_dir: Annotated[
+        str,
+        Meta(description="Keys of encrypted tenants, wrapped with the cluster secret; all nodes of a store share it."),
+    ] = ""
     tls_cert: Annotated[str, Meta(description="This process's certificate chain, PEM.")] = ""
     tls_key: Annotated[str, Meta(description="Its private key, PEM, mode 0600.")] = ""
     tls_ca: Annotated[str, Meta(description="Who signs the other side's certificate, PEM.")] = ""

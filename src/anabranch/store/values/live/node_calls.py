@@ -80,9 +80,12 @@ class CallDesk:
 
     def introduce(self, session: NodeSession, message: Introduce) -> None:
         if session.caller.trusted:
+            scopes = [Scope(*parts) for parts in message.scopes]
+            for scope in scopes:
+                self._tiers.admit(scope)
             with self._custody.lock:
-                for tenant, namespace, epoch in message.scopes:
-                    self._tiers.open_scope(Scope(tenant, namespace, epoch))
+                for scope in scopes:
+                    self._tiers.open_scope(scope)
 
     def listing(self, lane: NodeLane, session: NodeSession, message: Listing) -> None:
         rows: list[tuple[bytes, int, bytes, str, int]] = []

@@ -253,7 +253,10 @@ class NodePeers:
             return
         with self._custody.lock:
             states = self._custody.shelf.scopes.of(tenant, message.epoch)
-        places = {f"{self._node_id}/{tier}": gone for tier, gone in self._tiers.invalidate(states).items()}
+        gone = self._tiers.invalidate(states)
+        if message.epoch is None and self._tiers.keys is not None:
+            gone["keys"] = self._tiers.keys.renew(tenant, [state.digest for state in states])
+        places = {f"{self._node_id}/{tier}": count for tier, count in gone.items()}
         if message.everywhere:
             places.update(self._invalidate_elsewhere(tenant, message.epoch))
         self.directory.changed()

@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabranch.core.authentication import NONCE_BYTES, OPEN, Access, Caller, must_authenticate
 from anabranch.core.errors import AnabranchError, Unavailable, WireError
@@ -70,6 +70,9 @@ from anabranch.store.values.shelf import Shelf
 from anabranch.transfer.live.rails import Links
 from anabranch.transfer.topology import split_addresses
 
+if TYPE_CHECKING:
+    from anabranch.store.values.live.tenant_keys import TenantKeys
+
 MAX_LANES = 1024
 TICK_S = 0.05
 FRAME_BYTES = 16 << 20
@@ -84,7 +87,7 @@ log = logging.getLogger(__name__)
 class ValueNode:
     """`data_dir` keeps what must survive a restart; `arena_path` and, beside it, `.index` and `.records` are shared
     memory, which outlives a killed process and is found again. `disk` and `backing` are the node's from now on: `stop`
-    closes them. Raises ConfigError for what cannot be."""
+    closes them; `keys`: those that they seal with. Raises ConfigError for what cannot be."""
 
     def __init__(
         self,
@@ -101,6 +104,7 @@ class ValueNode:
         backing: BackingTier | None = None,
         faults: Faults = NO_FAULTS,
         links: Links | None = None,
+        keys: TenantKeys | None = None,
     ) -> None:
         must_authenticate(split_addresses(config.listen), access)
         self._links = links or Links()
@@ -120,6 +124,7 @@ class ValueNode:
         found = self._records.take_all() if self._memory.kept and self._records.kept else []
         self.custody = Custody(self._shelf(found, entries), self._memory, config)
         self._tiers = NodeTiers(self.custody, self._scopes, writes or WriteConfig(), disk, backing)
+        self._tiers.keys = keys
         self._peers = NodePeers(
             node_id, config, writes or WriteConfig(), self.custody, self._tiers, access, tls, self._links
         )
@@ -363,8 +368,10 @@ class ValueNode:
         return session
 
     def _session(self, lane: NodeLane, hello: Hello, caller: Caller) -> NodeSession:
+        named = Scope(hello.tenant, hello.namespace, hello.epoch)
+        self._tiers.admit(named)
         with self.custody.lock:
-            scope = self._tiers.open_scope(Scope(hello.tenant, hello.namespace, hello.epoch))
+            scope = self._tiers.open_scope(named)
             if caller.quota_bytes or caller.pin_quota_bytes:
                 self.custody.shelf.set_quota(scope.tenant, caller.quota_bytes, caller.pin_quota_bytes)
             # Another scope or standing is another session, whatever it calls itself.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from anabranch.core.errors import AnabranchError
+from anabranch.core.errors import AnabranchError, Unavailable
 from anabranch.store.values.config import WriteConfig
 from anabranch.store.values.contracts import BackingTier, DiskTier, Record
 from anabranch.store.values.entries import Entry, ScopeState
@@ -17,6 +18,9 @@ from anabranch.store.values.live.node_writer import Appends, TierWriter, record_
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.puts import Put
 from anabranch.store.values.scope import Scope
+
+if TYPE_CHECKING:
+    from anabranch.store.values.live.tenant_keys import TenantKeys
 
 DISK_THREADS = 4
 DURABLE_S = 30.0
@@ -41,6 +45,7 @@ class NodeTiers:
         self._admission = writes.admission
         self.disk = disk
         self.backing = backing
+        self.keys: TenantKeys | None = None
         self.there = disk is not None or backing is not None
         self.ssd_changed: dict[bytes, bool] | None = None
         self._writers: list[TierWriter] = []
@@ -225,6 +230,14 @@ class NodeTiers:
             if tier is self.disk and self.ssd_changed is not None:
                 with self._custody.lock:
                     self.ssd_changed.update((names[i], False) for i in mine)
+
+    def admit(self, scope: Scope) -> None:
+        """Not under the lock, before `open_scope`: it may write a key file. Raises Unavailable if it cannot."""
+        if self.keys is not None:
+            try:
+                self.keys.admit(scope)
+            except OSError as error:
+                raise Unavailable(f"no key for tenant '{scope.tenant}': {error}") from error
 
     def open_scope(self, scope: Scope) -> ScopeState:
         """Under the lock."""
