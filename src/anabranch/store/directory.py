@@ -30,7 +30,7 @@ from anabranch.store.messages import (
 )
 from anabranch.store.repair import Recovery
 from anabranch.store.values.contracts import KeyTable
-from anabranch.store.values.key_table import HOLDERS, DictKeyTable
+from anabranch.store.values.key_table import ALL_TIERS, HOLDERS, DictKeyTable
 from anabranch.store.values.scope import NAME_BYTES
 
 TIER_BITS = {"dram": 1, "ssd": 2, "backing": 4}
@@ -74,9 +74,7 @@ class Directory:
         member = self.members.get(connection)
         if member is None:
             return
-        if now - member.heard > self._ttl_s:
-            self.members.changed()
-        member.heard = now
+        self.members.hear(member, now)
         if isinstance(message, Announce):
             yield from self._announce(connection, member, message, now)
         elif isinstance(message, Heartbeat):
@@ -95,7 +93,7 @@ class Directory:
 
     def tick(self, now: float) -> tuple[list[tuple[Hashable, Message]], bool]:
         """One small piece of what is due: (messages to send, there is more to do at once)."""
-        self.counters["given_up"] += len(self.members.expire(now))
+        self.counters["given_up"] += self.members.expire(now)
         if self.members.dead and not self.members.numbers_in_use:
             self.table = self._make_table()
             self._recovery.reset()
@@ -217,6 +215,9 @@ class Directory:
                 if self.members.get(connection) is not member:
                     return
                 if add:
+                    # A name has room for few numbers: the void ones must not take it from this one.
+                    for number in self.members.void(member):
+                        self.table.discard(number, ALL_TIERS, part)
                     member.keys += self.table.add(member.number, bits, part)
                 else:
                     member.keys -= self.table.discard(member.number, bits, part)

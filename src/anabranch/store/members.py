@@ -16,12 +16,13 @@ from anabranch.store.messages import Join, NodeRow
 
 MAX_NUMBERS = 8191
 """What fits beside the tier bits in 16 bits."""
+FEW_DEAD = 4
 FOREVER = float("inf")
 
 
 class Member(msgspec.Struct):
     """One connected node. `keys`: how many it announced under its number. Not `synced` and not `resetting`: what it
-    said is in doubt."""
+    said is in doubt. `lost`: it was silent for so long that all it said was given up."""
 
     join: Join
     number: int
@@ -34,6 +35,7 @@ class Member(msgspec.Struct):
     free_bytes: int = 0
     total_bytes: int = 0
     accepts: bool = True
+    lost: bool = False
 
     @property
     def row(self) -> NodeRow:
@@ -73,6 +75,13 @@ class Members:
     def pasts(self) -> dict[int, str]:
         """Numbers of nodes that may come back, or have not announced everything again: number → node."""
         return {past.number: past.node_id for past in self._pasts}
+
+    def void(self, member: Member) -> list[int]:
+        """Numbers whose entries give way to what this member announces: its own former ones, and dead ones."""
+        if not self._pasts and not self.dead:
+            return []
+        own = [past.number for past in self._pasts if past.node_id == member.join.node_id]
+        return own + sorted(self.dead)[:FEW_DEAD]
 
     @property
     def numbers_in_use(self) -> bool:
@@ -128,19 +137,29 @@ class Members:
         self._expected = node_ids - self._by_node.keys()
         self.changed()
 
-    def expire(self, now: float) -> list[Hashable]:
-        """Give up who has been silent for twice the ttl; pasts whose time is over, or whose node has said everything
-        anew, die. Returns the connections given up."""
-        given_up = [c for c, m in self._by_connection.items() if now - m.heard > 2 * self._ttl_s]
-        for connection in given_up:
-            self._leave(connection, now)
+    def hear(self, member: Member, now: float) -> None:
+        """It said something."""
+        if now - member.heard > self._ttl_s:
+            self.changed()
+        if member.lost:
+            member.lost, member.asked = False, -1e9
+        member.heard = now
+
+    def expire(self, now: float) -> int:
+        """Give up what nodes said that have been silent for twice the ttl; pasts whose time is over, or whose node has
+        said everything anew, die. Returns how many nodes were given up."""
+        lost = [m for m in self if now - m.heard > 2 * self._ttl_s and not m.lost]
+        for member in lost:
+            self.renumber(member)
+            member.lost, member.synced, member.resetting = True, False, False
+            self._doom(member.join.node_id, now)
         for past in list(self._pasts):
-            successor = self._by_connection.get(self._by_node.get(past.node_id))
+            successor = self.named(past.node_id)
             if now >= past.until or (successor is not None and successor.synced):
                 self._pasts.remove(past)
                 self.dead.add(past.number)
                 self.changed()
-        return given_up
+        return len(lost)
 
     def bury(self, numbers: set[int]) -> None:
         """No key of these numbers is left in the table."""
@@ -165,12 +184,13 @@ class Members:
         self._sure_from = -FOREVER
 
     def _recount(self, now: float) -> None:
-        heard = [member for member in self._by_connection.values() if now - member.heard <= self._ttl_s]
+        known = [member for member in self._by_connection.values() if not member.lost]
+        heard = [member for member in known if now - member.heard <= self._ttl_s]
         self.speaking = {member.number: member for member in heard if member.synced or member.resetting}
         self.addresses = {n: (m.join.node_id, m.join.address) for n, m in self.speaking.items()}
-        everyone = len(heard) == len(self._by_connection)
+        everyone = len(heard) == len(known)
         self.settled = everyone and all(m.synced for m in heard) and not self._pasts and not self._expected
-        self._clean = len(self.speaking) == len(self._by_connection) and not self._pasts
+        self._clean = len(self.speaking) == len(known) and not self._pasts
         self._fresh_until = min((member.heard for member in heard), default=now) + self._ttl_s
 
     def _leave(self, connection: Hashable, until: float) -> None:
@@ -178,6 +198,9 @@ class Members:
         node_id = member.join.node_id
         self._by_node.pop(node_id, None)
         self._pasts.append(Past(node_id, member.number, until))
+        self._doom(node_id, until)
+
+    def _doom(self, node_id: str, until: float) -> None:
         for past in self._pasts:
             if past.node_id == node_id:
                 past.until = until
