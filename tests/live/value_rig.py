@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,13 @@ class Rig:
         return node
 
     def start_directory(self) -> DirectoryServer:
-        server = DirectoryServer(DirectoryConfig(listen="127.0.0.1:0", node_ttl_s=30.0)).start()
+        """Returns once it would say "absent" and not only "unknown"."""
+        server = DirectoryServer(DirectoryConfig(listen="127.0.0.1:0", node_ttl_s=1.0)).start()
         self.stack.callback(server.stop)
         self.directory = server.address
+        link = DirectoryLink(server.address)
+        until(lambda: not link.where(bytes(32)).unknown, "the directory's first look round")
+        link.close()
         return server
 
     def announce(self, node: FakeValueNode, address: str = "") -> Callable[[], None]:
@@ -74,8 +79,13 @@ class Rig:
         )
         link = DirectoryLink(self.directory, announcer)
         self.stack.callback(link.close)
-        if held:
-            until(lambda: all(link.where(held).known()), "the announcement")
+        until(lambda: any(row.node_id == node.node_id for row in link.nodes()), "the node in the directory")
+        until(
+            lambda: all(
+                node.node_id in map(itemgetter(0), link.where(held).holders(i)) for i in range(len(held) // 32)
+            ),
+            "its values",
+        )
         return link.close
 
     def client(self, nodes: str | Sequence[str], **settings: Any) -> anabranch.Client:

@@ -47,10 +47,19 @@ class CutProxy:
         with self._lock:
             self.connections += 1
             self._sockets |= {client, node}
-        for source, sink, counted in ((client, node, True), (node, client, False)):
-            thread = threading.Thread(target=self._forward, args=(source, sink, counted), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        back = threading.Thread(target=self._forward, args=(node, client, False), daemon=True)
+        there = threading.Thread(target=self._serve, args=(client, node, back), daemon=True)
+        self._threads += [there, back]
+        back.start()
+        there.start()
+
+    def _serve(self, client: socket.socket, node: socket.socket, back: threading.Thread) -> None:
+        self._forward(client, node, True)
+        back.join()
+        with self._lock:
+            self._sockets -= {client, node}
+        client.close()
+        node.close()
 
     def _forward(self, source: socket.socket, sink: socket.socket, counted: bool) -> None:
         with contextlib.suppress(OSError):
@@ -61,8 +70,6 @@ class CutProxy:
                     sink.sendall(data)
         _shut(source)
         _shut(sink)
-        with self._lock:
-            self._sockets -= {source, sink}
 
     def _within_budget(self, count: int) -> bool:
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-IN_VAIN = 2
+IN_VAIN = 3
 IN_ALL = 16
 
 

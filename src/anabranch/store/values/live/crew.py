@@ -53,6 +53,8 @@ class Crew:
                 for lane in self._lanes:
                     lane.shut()
                 self._condition.wait(0.5)
+        # Whoever made this crew is referenced by its own methods, and through it the caller's buffers.
+        del self._work, self._lost
 
     def wait(self) -> None:
         """Under `condition`: until somebody has something to say."""
