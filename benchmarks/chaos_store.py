@@ -4,7 +4,8 @@
 
 Three nodes with SSD, directory candidates, etcd if it is asked for, and client processes that put, read, remove, pin
 and map values whose bytes follow from their keys. Every byte that comes back is checked. After the storm: what the
-nodes still hold, whether values with two copies have two again, and, after every node was killed once more, how much
+nodes still hold, whether values with two
+copies have two again when a node is lost for good, and, after every node was killed once more, how much
 of what was acknowledged as durable is there. Ctrl-C stops early (exit code 130) and says what it has. Exit code 1 on a
 wrong byte, on anything left behind, or when service did not come back. The last line is one JSON object.
 """
@@ -65,13 +66,13 @@ def main() -> int:
 
 def verdict(report: CampaignReport) -> bool:
     recoveries = report.recoveries()
-    durable, pairs = share(report.durable), share(report.pairs)
+    durable, repaired = share(report.durable), share(report.repaired)
     return (
         report.passed
         and bool(recoveries)
         and recoveries[-1] <= RECOVERY_TARGET_S
         and (durable is None or durable >= DURABLE_TARGET)
-        and (pairs is None or pairs == 1.0)
+        and (repaired is None or repaired == 1.0)
     )
 
 
@@ -87,7 +88,9 @@ def show(report: CampaignReport) -> None:
     console.print(table)
     for what, count in sorted(report.outcomes.items()):
         console.print(f"{what}: {count}", highlight=False)
-    console.print(f"durable {report.durable}, pairs {report.pairs}, scanned {report.scanned}")
+    console.print(
+        f"durable {report.durable}, repaired {report.repaired} in {report.repair_s:.1f} s, scanned {report.scanned}"
+    )
     for text in report.slow:
         console.print(f"slow: {text}", style="yellow", markup=False)
     for what, count in report.leaked.items():

@@ -45,17 +45,17 @@ class Mutator:
         self._random = random.Random(seed)
         self._makers = makers
         self._kinds: list[tuple[int, Callable[[], Frame]]] = [
-            (30, self._valid),
-            (32, self._odd_value),
-            (8, self._odd_type),
-            (8, self._flipped),
-            (4, self._truncated),
-            (4, self._lying_length),
-            (2, self._oversized),
-            (3, self._garbage),
-            (3, self._bomb),
-            (3, self._unknown_tag),
-            (3, self._unknown_fields),
+            (40, self._valid),
+            (40, self._odd_value),
+            (4, self._odd_type),
+            (4, self._flipped),
+            (2, self._truncated),
+            (2, self._lying_length),
+            (1, self._oversized),
+            (2, self._garbage),
+            (2, self._bomb),
+            (1, self._unknown_tag),
+            (2, self._unknown_fields),
         ]
 
     def next(self) -> Frame:
@@ -80,7 +80,7 @@ class Mutator:
         name = self._random.choice(list(fields))
         if name != "type":
             fields[name] = self._odd(fields[name])
-        return Frame(framed(msgspec.msgpack.encode(fields)), "odd value", ends=True)
+        return Frame(framed(msgspec.msgpack.encode(fields)), "odd value")
 
     def _odd_type(self) -> Frame:
         fields = self._fields()

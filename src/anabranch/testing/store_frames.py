@@ -53,8 +53,8 @@ class NodeMessages:
             chain=pick.random() < 0.3,
             parent=self._names(pick, 1) if pick.random() < 0.2 else b"",
             replicas=pick.choice((0, 0, 0, 1, 2)),
-            durable=pick.random() < 0.05,
-            wait_s=pick.choice((0.0, 0.0, 0.01)),
+            durable=pick.random() < 0.02,
+            wait_s=0.001 if pick.random() < 0.02 else 0.0,
             scopes=self._scopes(pick, count),
         )
 

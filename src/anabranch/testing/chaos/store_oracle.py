@@ -8,6 +8,7 @@ seen again (`Versions`).
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterable
 from typing import Literal
 
@@ -16,6 +17,7 @@ from blake3 import blake3
 
 Kind = Literal["put", "get", "exists", "prefix", "remove", "pin", "view"]
 Verdict = Literal["ok", "miss", "unsure", "error", "wrong", "stale"]
+WEIGHTS: dict[Kind, int] = {"put": 35, "get": 40, "exists": 6, "prefix": 4, "remove": 6, "pin": 2, "view": 7}
 POOLS = ("shared", "pair", "durable")
 
 
@@ -27,7 +29,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     smallest: int = 1
     largest: int = 2 << 20
     batch: int = 12
-    weights: dict[Kind, int] = {"put": 35, "get": 40, "exists": 6, "prefix": 4, "remove": 6, "pin": 2, "view": 7}
+    weights: dict[Kind, int] = msgspec.field(default_factory=lambda: dict(WEIGHTS))
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +84,14 @@ class Versions:
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
         self._allowed: dict[str, set[int]] = {}
+        self._history: dict[str, deque[str]] = {}
+
+    def note(self, key: str, what: str) -> None:
+        """For the story of a key whose bytes turn out wrong."""
+        self._history.setdefault(key, deque(maxlen=12)).append(what)
+
+    def story(self, key: str) -> str:
+        return "; ".join(self._history.get(key, ()))
 
     def to_put(self, key: str) -> int:
         return self._next.setdefault(key, 0)

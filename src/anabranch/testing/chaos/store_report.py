@@ -24,8 +24,8 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 class CampaignReport(msgspec.Struct, kw_only=True):
     """`calls`: by "kind verdict". `census`: what the nodes held at rest; `leaked`: what of it no value
     needs. `durable`: (acknowledged,
-    found after every process was killed and started again). `pairs`: (acknowledged with two copies and still there, on
-    two nodes). `slow`: blows after which service took longer
+    found after every process was killed and started again). `repaired`: (put with two copies, on two nodes again
+    `repair_s` after one was lost for good). `slow`: blows after which service took longer
     than the target. `problems`: everything that makes the campaign fail."""
 
     seed: int
@@ -36,7 +36,8 @@ class CampaignReport(msgspec.Struct, kw_only=True):
     leaked: dict[str, int] = {}
     census: dict[str, int] = {}
     durable: tuple[int, int] = (0, 0)
-    pairs: tuple[int, int] = (0, 0)
+    repaired: tuple[int, int] = (0, 0)
+    repair_s: float = 0.0
     scanned: int = 0
     slow: list[str] = []
     problems: list[str] = []
@@ -90,7 +91,8 @@ def summary(report: CampaignReport) -> dict[str, object]:
         },
         "leaked": report.leaked,
         "durable_hits": share(report.durable),
-        "pairs_repaired": share(report.pairs),
+        "repaired": share(report.repaired),
+        "repair_s": round(report.repair_s, 2),
         "scanned": report.scanned,
         "problems": len(report.problems),
         "interrupted": report.interrupted,

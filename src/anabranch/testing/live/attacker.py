@@ -94,7 +94,7 @@ class Attacker:
         for _ in range(self._pick.randint(1, BURST)):
             frame = self._mutator.next()
             frames.append(frame)
-            if frame.ends and self._pick.random() < 0.5:
+            if frame.ends:
                 break
         return frames
 

@@ -52,6 +52,8 @@ VICTIM_KEYS = 20
 WARM_BURSTS = 300
 CHECK_BURSTS = 50
 CALL_S = 10.0
+OWN_SHARE = 8
+"""Of its KEPT numbers, how many an attacker's newest put or lease takes."""
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +119,7 @@ def fuzz_node(
         Mutator(seed, NodeMessages(known).makers()),
         pick,
         result.report,
-        introduce=NodeIntroductions(secret).play,
+        introduce=NodeIntroductions(secret, known).play,
         trailer=raw_bytes,
         secret=MARK,
     )
@@ -176,10 +178,11 @@ def _run(
 
 
 class NodeIntroductions:
-    """First words to a node."""
+    """First words to a node. Every third caller that is let in opens a put and a lease of its own first."""
 
-    def __init__(self, secret: Secrets) -> None:
+    def __init__(self, secret: Secrets, known: Known) -> None:
         self._secret = secret
+        self._known = known
         self._session = secrets.token_bytes(16)
 
     def play(self, sock: socket.socket, pick: random.Random) -> str:
@@ -194,10 +197,24 @@ class NodeIntroductions:
         good = hello(Credentials(secret=self._secret.a, tenant="a"), greeting, session, pick.randbytes(16))
         if draw < 0.78:
             sock.sendall(encode(good))
-            return "tenant a" if isinstance(_read(sock, NodeToClient), Welcome) else "tenant a was refused"
+            if not isinstance(_read(sock, NodeToClient), Welcome):
+                return "tenant a was refused"
+            return self._open(sock, pick) if pick.random() < 0.3 else "tenant a"
         how, sent = self._bad(good, greeting, pick)
         sock.sendall(sent)
         return how
+
+    def _open(self, sock: socket.socket, pick: random.Random) -> str:
+        known = self._known
+        offer = Offer(op=1, names=pick.choice(known.names), sizes=[pick.choice((100, LARGE_BYTES))], replicas=1)
+        sock.sendall(encode(offer) + encode(Get(op=2, names=pick.choice(known.names))))
+        granted = _read(sock, NodeToClient)
+        if isinstance(granted, Granted) and granted.put:
+            known.puts.extend([granted.put] * OWN_SHARE)
+        found = _read(sock, NodeToClient)
+        if isinstance(found, Found) and found.lease:
+            known.leases.extend([found.lease] * OWN_SHARE)
+        return "tenant a with a put or a lease"
 
     def _bad(self, good: Hello, greeting: Greeting, pick: random.Random) -> tuple[str, bytes]:
         match pick.randrange(5):

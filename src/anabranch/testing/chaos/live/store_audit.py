@@ -7,6 +7,7 @@ import time
 from collections import Counter
 
 from anabranch.core.errors import AnabranchError
+from anabranch.paging.extents import rounded
 from anabranch.store.values.live.client import Client
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.scope import Scope, name_of
@@ -17,6 +18,9 @@ from anabranch.testing.chaos.store_report import CampaignReport
 QUIET_S = 20.0
 REPAIR_S = 20.0
 BATCH = 32
+REPAIRED = 100
+AT_REST = ("leases", "pins", "puts", "waiting", "held_bytes", "reserved_bytes", "loads", "writes_waiting", "imports")
+"""What a node's census says is 0 when nobody calls."""
 
 
 class Audit:
@@ -30,7 +34,7 @@ class Audit:
 
     def run(self) -> None:
         self._rest()
-        self._pairs()
+        self._repair()
         self._scan([key_of(pool, number) for pool in POOLS for number in range(self._traffic.keys)])
         for name in self._rig.names("node"):
             self._rig.victims[name].strike(signal.SIGKILL)
@@ -49,37 +53,46 @@ class Audit:
         held: dict[str, int] = {}
         for name in self._rig.names("node"):
             try:
-                census = self._rig.stat(name).census
+                census, entries = self._rig.stat(name).census, self._rig.entries(name)
             except AnabranchError as error:
                 return {f"{name}: {error}": 1}
             self._report.census.update({f"{name}.{what}": count for what, count in census.items()})
-            for what in ("leases", "open_puts", "puts", "pins", "waiting"):
-                if census.get(what):
-                    held[f"{name}.{what}"] = census[what]
+            held.update({f"{name}.{what}": census[what] for what in AT_REST if census.get(what)})
+            needed = sum(rounded(entry.size) for entry in entries if entry.tier == "dram")
+            if census["used_bytes"] != needed:
+                held[f"{name}.used_bytes beyond its values"] = census["used_bytes"] - needed
         return held
 
-    def _pairs(self) -> None:
-        """What was acknowledged with two copies and is still there has two again."""
-        wanted = [key for key in self._stored if key.startswith("pair/")]
-        name_key = Scope("default").name_key(self._rig.salt())
-        names = [name_of(key, name_key) for key in wanted]
-        end = time.monotonic() + REPAIR_S
-        while True:
-            holders: Counter[bytes] = Counter()
-            for node in self._rig.names("node"):
-                holders.update({entry.name for entry in self._rig.entries(node)})
-            there = [name for name in names if holders[name]]
-            twice = sum(holders[name] >= 2 for name in there)
-            if twice == len(there) or time.monotonic() >= end:
-                break
-            time.sleep(0.25)
-        self._report.pairs = (len(there), twice)
+    def _repair(self) -> None:
+        """Values with two copies have two again after a node went away for good."""
+        rig = self._rig
+        name_key = Scope("default").name_key(rig.salt())
+        keys = [f"repair/{number}" for number in range(REPAIRED)]
+        with self._client() as client:
+            values = [content(key, 1000) for key in keys]
+            outcomes = client.put_many(keys, values, replicas=2)
+        names = [name_of(key, name_key) for key, outcome in zip(keys, outcomes, strict=True) if outcome.stored]
+        lost, *rest = rig.names("node")
+        rig.victims[lost].remove()
+        began = time.monotonic()
+        twice = 0
+        while twice < len(names) and time.monotonic() - began < REPAIR_S:
+            time.sleep(0.1)
+            holders = Counter(entry.name for node in rest for entry in rig.entries(node))
+            twice = sum(holders[name] >= 2 for name in names)
+        self._report.repaired = (len(names), twice)
+        self._report.repair_s = time.monotonic() - began
+        rig.victims[lost].restore()
+        rig.wait_ready()
+
+    def _client(self) -> Client:
+        nodes = [self._rig.addresses[name] for name in self._rig.names("node")]
+        return Client(nodes, directory=self._rig.directory, local=False, timeout_s=10.0)
 
     def _scan(self, keys: list[str]) -> int:
         """How many of the keys are there; every byte is checked."""
         found = 0
-        nodes = [self._rig.addresses[name] for name in self._rig.names("node")]
-        with Client(nodes, directory=self._rig.directory, local=False, timeout_s=10.0) as client:
+        with self._client() as client:
             for at in range(0, len(keys), BATCH):
                 part = keys[at : at + BATCH]
                 buffers = [memoryview(bytearray(size_of(key, self._traffic))) for key in part]

@@ -153,6 +153,8 @@ class Caller:
             for key in call.keys:
                 self._versions.may_be_there(key)
         outcomes = self._store.put_many(call.keys, values, replicas=call.replicas, durable=call.durable)
+        if mine:
+            self._note(call, outcomes)
         if call.replicas or call.durable:
             stored += [key for key, outcome in zip(call.keys, outcomes, strict=True) if outcome.stored]
         return worst(self._verdict(call, outcome) for outcome in outcomes)
@@ -183,6 +185,7 @@ class Caller:
         confirmed = dict.fromkeys(call.keys, False)
         try:
             outcomes = self._store.remove(call.keys)
+            self._note(call, outcomes)
             confirmed.update(
                 (key, outcome in (Outcome.OK, Outcome.MISSING))
                 for key, outcome in zip(call.keys, outcomes, strict=True)
@@ -200,8 +203,14 @@ class Caller:
         else:
             verdict = "ok" if got == content(key, size) else "wrong"
         if verdict != "ok":
-            self._log.tell(f"{verdict}: {call.kind} of {key} ({size} bytes, {how}) at {time.monotonic():.3f}")
+            now, story = time.monotonic(), self._versions.story(key)
+            self._log.tell(f"{verdict}: {call.kind} of {key} ({size} bytes, {how}) at {now:.3f}; {story}")
         return verdict
+
+    def _note(self, call: Call, outcomes: Sequence[Outcome]) -> None:
+        for key, outcome in zip(call.keys, outcomes, strict=True):
+            version = self._versions.to_put(key)
+            self._versions.note(key, f"{time.monotonic():.3f} {call.kind} of version {version} {outcome.name}")
 
     def _content(self, key: str, version: int) -> bytes:
         return content(key, size_of(key, self._traffic), version)

@@ -237,5 +237,8 @@ _COMMAND = [sys.executable, "-m", "anabranch"]
 def _ports() -> Iterator[int]:
     """Free ports below those of outgoing connections, which would take one while its owner is dead."""
     for port in range(FIRST_PORT + (time.monotonic_ns() // 1000) % 8000, 32_000):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            yield port
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        yield port

@@ -34,6 +34,8 @@ class Victim:
         self._pause_s = pause_s
         self._on_start = on_start
         self._stopping = threading.Event()
+        self._wanted = threading.Event()
+        self._wanted.set()
         self._lock = threading.Lock()
         self._start()
         self._watcher = threading.Thread(target=self._watch, name=f"{name}-watch", daemon=True)
@@ -50,9 +52,18 @@ class Victim:
                 self._process.send_signal(number)
             return self._process.pid
 
+    def remove(self) -> None:
+        """Kill it, and let it not come back before `restore`."""
+        self._wanted.clear()
+        self.strike(signal.SIGKILL)
+
+    def restore(self) -> None:
+        self._wanted.set()
+
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """For good. What does not end in time is killed."""
         self._stopping.set()
+        self._wanted.set()
         self.strike(signal.SIGCONT)
         self.strike(number)
         end = time.monotonic() + END_S
@@ -80,6 +91,7 @@ class Victim:
     def _watch(self) -> None:
         while True:
             self._process.wait()
+            self._wanted.wait()
             if self._stopping.wait(self._pause_s):
                 return
             self._start()
