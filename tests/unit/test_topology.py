@@ -13,6 +13,7 @@ name = "left"
 address = "10.0.1.5"
 device = "eth1"
 speed_gbit = 100
+rate_gbit = 8
 numa = 0
 reaches = ["10.0.1.0/24", "cache-1"]
 use = "storage"
@@ -33,11 +34,13 @@ def test_a_host_with_two_nics() -> None:
         address="10.0.1.5",
         device="eth1",
         speed_gbit=100,
+        rate_gbit=8,
         numa=0,
         reaches=("10.0.1.0/24", "cache-1"),
         use="storage",
     )
     assert left.bandwidth == 12.5e9
+    assert (left.rate_bytes, right.rate_bytes) == (1_000_000_000, 0)
     assert (right.numa, right.use, right.device) == (-1, "any", "")
 
 
@@ -78,6 +81,7 @@ def test_a_nic_reaches_only_its_own_family_of_addresses() -> None:
         ("[[nic]]\nname = 'a'\nuse = 'both'", r"nic 1 \(a\): Invalid enum value 'both'"),
         ("[[nic]]\nname = 'a'\nspeed_gbit = -1", "speed_gbit = -1.0 must be"),
         ("[[nic]]\nname = 'a'\nspeed_gbit = nan", "speed_gbit = nan must be"),
+        ("[[nic]]\nname = 'a'\nrate_gbit = inf", "rate_gbit = inf must be"),
         ("[[nic]]\nname = 'a'\naddress = 'eth0'", "address = 'eth0' is not an IP address"),
         ("[[nic]]\nname = 'a'\nreaches = ['10.0.0/33']", "is not a network"),
         ("[[nic]]\nname = 'a'\n[[nic]]\nname = 'a'", "two NICs have the name 'a'"),

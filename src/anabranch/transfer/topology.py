@@ -5,6 +5,7 @@
     address = "10.0.1.5"            # bound by connections that leave through it
     device = "eth1"                 # interface; without it the kernel's routes decide by destination alone
     speed_gbit = 100                # first guess of its bandwidth
+    rate_gbit = 80                  # sent over it at most; none: as the setting link.rate_bytes says
     numa = 0
     reaches = ["10.0.1.0/24"]       # peers' addresses or networks; none: everything
     use = "storage"                 # storage | compute | any
@@ -30,12 +31,14 @@ UNKNOWN_NUMA = -1
 
 
 class Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Empty `address` and `device`: whatever the kernel chooses. `speed_gbit` 0: unknown."""
+    """Empty `address` and `device`: whatever the kernel chooses. `speed_gbit` 0: unknown, `rate_gbit` 0: not
+    its own."""
 
     name: str = ""
     address: str = ""
     device: str = ""
     speed_gbit: float = 0.0
+    rate_gbit: float = 0.0
     numa: int = UNKNOWN_NUMA
     reaches: tuple[str, ...] = ()
     use: Use = "any"
@@ -45,6 +48,11 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Bytes a second, 0 = unknown."""
         return self.speed_gbit * 1e9 / 8
 
+    @property
+    def rate_bytes(self) -> int:
+        """What may be sent in a second, 0 = not its own limit."""
+        return round(self.rate_gbit * 1e9 / 8)
+
     def reaches_host(self, host: str) -> bool:
         """`host` is an IP address; a host name is reached by NICs without `reaches`, or by one that lists the name."""
         if not self.reaches or host in self.reaches:
@@ -53,7 +61,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return where is not None and any(where in network for network in map(_network, self.reaches) if network)
 
     def serves(self, use: Use) -> bool:
-        return "any" in (use, self.use) or use == self.use
+        return use == self.use or "any" in (use, self.use)
 
 
 class Topology(msgspec.Struct, frozen=True):
@@ -100,8 +108,9 @@ def _nic(row: Any, place: str) -> Nic:
         raise ConfigError(f'{place}: no name; give it one, e.g. name = "left"')
     if nic.address and _address(nic.address) is None:
         raise ConfigError(f"{place}: address = {nic.address!r} is not an IP address of this host")
-    if not 0 <= nic.speed_gbit < float("inf"):
-        raise ConfigError(f"{place}: speed_gbit = {nic.speed_gbit} must be 0 (unknown) or a finite number above it")
+    for key, value in (("speed_gbit", nic.speed_gbit), ("rate_gbit", nic.rate_gbit)):
+        if not 0 <= value < float("inf"):
+            raise ConfigError(f"{place}: {key} = {value} must be 0 or a finite number above it")
     for network in nic.reaches:
         if "/" in network and _network(network) is None:
             raise ConfigError(f"{place}: reaches = {network!r} is not a network; write e.g. 10.0.1.0/24")

@@ -183,7 +183,8 @@ class RailSet:
 
 
 class Links:
-    """This process's NICs: one shaper for each, and rails to any peer."""
+    """This process's NICs: one shaper for each, and rails to any peer. `rate_bytes`: of each NIC whose topology entry
+    has no rate of its own."""
 
     def __init__(
         self,
@@ -196,14 +197,14 @@ class Links:
         self.topology = topology or Topology()
         self.marks = marks
         self._silence_s = silence_s
-        self._shapers = {nic.name: LinkShaper(rate_bytes) for nic in self.topology.nics}
+        self._shapers = {nic.name: LinkShaper(nic.rate_bytes or rate_bytes) for nic in self.topology.nics}
 
     def shaper(self, nic: Nic) -> LinkShaper:
         return self._shapers[nic.name]
 
     def permit(self, nic: Nic | None, traffic: TrafficClass) -> Permit | None:
         """What a sender asks before each message; None: it need not ask."""
-        shaper = self._shapers[nic.name] if nic is not None else None
+        shaper = self._shapers.get(nic.name) if nic is not None else None
         if shaper is None or not shaper.rate_bytes:
             return None
         return partial(shaper.send, traffic)

@@ -39,13 +39,20 @@ class Lane:
     """`deadline` (monotonic) and `patience_s` bound every wait."""
 
     def __init__(
-        self, sock: socket.socket, address: str, *, rail: Rail | None = None, permit: Permit | None = None
+        self,
+        sock: socket.socket,
+        address: str,
+        *,
+        rail: Rail | None = None,
+        permit: Permit | None = None,
+        least_patience_s: float = 0.0,
     ) -> None:
         self.address = address
         self.rail = rail
         self.lost = False
         """The connection broke or fell silent, and not because somebody here ended it."""
         self._permit = permit
+        self._least_patience_s = least_patience_s
         self.deadline = float("inf")
         self._sock = sock
         self._timeout_s = -1.0
@@ -62,7 +69,7 @@ class Lane:
     def until(self, deadline: float, patience_s: float = float("inf")) -> None:
         """Every wait from now on ends at `deadline`, and each single one after `patience_s`."""
         self.deadline = deadline
-        wait = min(max(deadline - time.monotonic(), 0.001), patience_s, 86_400.0)
+        wait = min(max(deadline - time.monotonic(), 0.001), max(patience_s, self._least_patience_s), 86_400.0)
         # A call to the kernel costs as much as a small exchange: the one in force will do unless it is much off.
         if not 0.8 * self._timeout_s <= wait <= 1.05 * self._timeout_s:
             self._set_timeout(wait)

@@ -19,6 +19,9 @@ from anabranch.transfer.live.rails import Links, Rail, RailSet
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
+BULK_PATIENCE_S = 10.0
+"""Least patience of classes below load: on a shaped link a node keeps them waiting for good reason."""
+
 
 class Session:
     """One client's identity: `session` is equal on all its lanes, so what is granted on one can be used on another.
@@ -60,7 +63,8 @@ class Session:
             if self.tls is not None and sock.family != socket.AF_UNIX:
                 sock = self.tls.wrap_client(sock, timeout_s=timeout_s)
             permit = self.links.permit(rail.nic, self.traffic) if sock.family != socket.AF_UNIX else None
-            lane = Lane(sock, rail.address, rail=rail, permit=permit)
+            least_s = BULK_PATIENCE_S if self.traffic > TrafficClass.LOAD else 0.0
+            lane = Lane(sock, rail.address, rail=rail, permit=permit, least_patience_s=least_s)
             return lane, self._introduce(lane, timeout_s, deadline)
         except BaseException:
             (lane or sock).close()
