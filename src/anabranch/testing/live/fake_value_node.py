@@ -33,6 +33,7 @@ class FakeValueNode:
         self.node_id, self.salt = node_id, salt
         self.values: dict[bytes, bytes] = {}
         self.faults: list[str] = []
+        self.silent_on: type = object
         self.received: list[Any] = []
         self.outcomes: dict[bytes, Outcome] = {}
         self.lock = threading.Lock()
@@ -84,7 +85,7 @@ class FakeValueNode:
             sock.close()
 
     def _handle(self, sock: socket.socket, message: Any) -> None:
-        if self._fault("silent"):
+        if isinstance(message, self.silent_on) and self._fault("silent"):
             _exactly(sock, 1 << 40)
         name = type(message).__name__.lower()
         getattr(self, f"_on_{name}")(sock, message)
