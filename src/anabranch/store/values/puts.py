@@ -47,7 +47,7 @@ class Item:
 class Put:
     """`number` 0: its bytes come at once, it is not open to others."""
 
-    __slots__ = ("durable", "granted", "items", "number", "over", "replicas", "session")
+    __slots__ = ("durable", "granted", "items", "number", "over", "replicas", "session", "unfinished")
 
     def __init__(self, session: object, items: list[Item], *, durable: bool, replicas: int) -> None:
         self.number = 0
@@ -57,6 +57,7 @@ class Put:
         self.durable = durable
         self.replicas = replicas
         self.over = False
+        self.unfinished = False
 
     @property
     def outcomes(self) -> bytes:
@@ -107,12 +108,16 @@ class Puts:
         return put
 
     def place(self, put: Put) -> bool:
-        """Find room for the items that are FULL; True if none is left."""
-        placed = True
+        """Find room for the items that are FULL; True if none is left. `put.unfinished`: it stopped early, call again
+        (after letting others have the lock)."""
+        placed, put.unfinished = True, False
         for item in put.items:
             if item.outcome is FULL:
                 item.outcome = self._placed(item)
                 placed = placed and item.outcome is not FULL
+                if item.outcome is FULL and self._shelf.unfinished:
+                    put.unfinished = True
+                    return False
         return placed
 
     def open(self, put: Put, now: float) -> int:

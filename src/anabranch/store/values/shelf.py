@@ -25,6 +25,10 @@ TOUCHES_REMEMBERED = 512
 """Reads whose recency waits for the next eviction; beyond it a read in a row of reads is forgotten."""
 
 
+EVICTED_AT_ONCE = 64
+"""Values that one call evicts: whoever needs more room calls again, and lets others in between."""
+
+
 class Mirror(Protocol):
     """What others see of the shelf, kept in step with it: the shared index, the records of a warm restart."""
 
@@ -62,6 +66,8 @@ class Shelf:
         """Names that want another number of replicas than the node's other values."""
         self.leaving: Callable[[Entry], None] | None = None
         self.unpin: Callable[[Entry], None] | None = None
+        self.unfinished = False
+        """The last `reserve` found no room yet, and more calls will find some."""
         self.room_made = 0
         """Grows whenever something in the way of a put went."""
         self._extents = extents or Extents(arena_bytes)
@@ -77,6 +83,7 @@ class Shelf:
         self._held_bytes = 0
         self._reserved_bytes = 0
         self._last_size = 0
+        self._gone = 0
 
     @property
     def capacity(self) -> int:
@@ -173,8 +180,9 @@ class Shelf:
 
     def reserve(self, tenant: Tenant, size: int) -> int | None:
         """Start of an extent for a new value, evicting as needed (first the tenant's own values if its quota is in the
-        way); None if what is in the way is in use."""
+        way); None if what is in the way is in use, or (`unfinished`) was too much to evict in one call."""
         need = rounded(size)
+        self.unfinished = False
         if tenant.quota_bytes and tenant.used_bytes + need > tenant.quota_bytes and not self._shrink(tenant, need):
             return None
         start = self._extents.take(size)
@@ -211,17 +219,21 @@ class Shelf:
         if need > self.evictable_bytes:
             return None
         self.settle()
-        gone = 0
-        while self._evict():
+        gone = self._gone
+        for _ in range(EVICTED_AT_ONCE):
+            if not self._evict():
+                self._gone = 0
+                return None
             gone += self._last_size
             start = self._extents.take(size)
-            if start is not None:
-                return start
-            if gone >= 2 * need:
+            if start is None and gone >= 2 * need:
                 start = self._clear(size, need)
-                if start is not None:
-                    return start
                 gone = need
+            if start is not None:
+                self._gone = 0
+                return start
+        self._gone = gone
+        self.unfinished = True
         return None
 
     def _evict(self) -> bool:
@@ -247,12 +259,17 @@ class Shelf:
         self.settle()
         order = tenant.order
         tries = 2 * len(order)
+        evicted = 0
         while tenant.used_bytes + need > tenant.quota_bytes and tries > 0:
+            if evicted == EVICTED_AT_ONCE:
+                self.unfinished = True
+                return False
             tries -= 1
             name, entry = next(iter(order.items()))
             if self._tree.evict(name):
                 entry.listed = False
                 self._evicted(entry)
+                evicted += 1
                 self.counters["evicted_for_quota"] += 1
             else:
                 # In use, or others are built on it: those come later in the order now.

@@ -76,6 +76,9 @@ class Custody:
             self.waiting += 1
             try:
                 while not self.puts.place(put):
+                    if put.unfinished:
+                        self.freed.wait(0)  # others first
+                        continue
                     now = self.now()
                     if now >= deadline or self.puts.in_its_own_way(put):
                         return

@@ -30,12 +30,15 @@ class _ArenaSink:
         return None
 
     def open(self, size: int) -> Parts:
+        shelf = self._custody.shelf
         with self._custody.lock:
             if self.start is not None and size != self.size:
                 self.give_back()
-            if self.start is None:
-                self.start = self._custody.shelf.reserve(self.state.tenant, size)
             self.size = size
+            more = self.start is None
+            while more:
+                self.start = shelf.reserve(self.state.tenant, size)
+                more = self.start is None and shelf.unfinished
         if self.start is None:
             return Parts([memoryview(bytearray(size))])
         return Parts([self._custody.memory.data[self.start : self.start + size]])

@@ -109,6 +109,8 @@ class Loader:
             return Outcome.MISSING, 0, None
         tier, record = located
         start = shelf.reserve(scope.tenant, record.size)
+        while start is None and shelf.unfinished:
+            start = shelf.reserve(scope.tenant, record.size)
         if start is None:
             shelf.counters["load_no_room"] += 1
             return Outcome.MISSING, 0, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from anabranch.core.errors import WireError
@@ -154,7 +155,11 @@ class PutDesk:
                 durable=offer.durable,
                 replicas=offer.replicas,
             )
-            full = any(item.outcome is Outcome.FULL for item in put.items)
+        while put.unfinished:
+            time.sleep(0)  # others first
+            with custody.lock:
+                custody.puts.place(put)
+        full = any(item.outcome is Outcome.FULL for item in put.items)
         if full and offer.wait_s > 0:
             custody.wait_for_room(put, offer.wait_s)
         return put
