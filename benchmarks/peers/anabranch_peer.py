@@ -58,8 +58,8 @@ class Anabranch:
     def is_exist(self, key: str) -> int:
         return int(bool(self._client.exists_many([key])[0]))
 
-    def batch_is_exist(self, keys: list[str]) -> list[int]:
-        return [int(bool(there)) for there in self._client.exists_many(keys)]
+    def batch_is_exist(self, keys: list[str]) -> list[bool | None]:
+        return self._client.exists_many(keys)  # True is 1
 
     def view(self, keys: list[str]) -> Any:
         return self._client.acquire(keys)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import random
+import select
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +23,11 @@ from anabranch.testing.frames import Frame, Mutator
 
 BURST = 60
 WAIT_S = 5.0
+RECEIVE_BYTES = 1 << 20
 SLOW = 0.01
 STALLED = 30
+LATE_S = 70.0
+"""A node waits up to a minute for room if it is asked to, whatever the connection does meanwhile."""
 Introduce = Callable[[socket.socket, random.Random], str]
 Trailer = Callable[[Message, random.Random], bytes]
 
@@ -67,6 +72,7 @@ class Attacker:
         self._trailer = trailer
         self._secret = secret
         self._stalled: list[socket.socket] = []
+        self._late: list[tuple[float, socket.socket]] = []
 
     def burst(self) -> None:
         """One connection's worth of frames."""
@@ -100,22 +106,26 @@ class Attacker:
 
     def _exchange(self, sock: socket.socket, frames: list[Frame]) -> None:
         """Send everything, say that it is everything, read until the other side closes."""
+        kinds = [frame.kind for frame in frames]
         for frame in frames:
             sock.sendall(frame.data if frame.message is None else frame.data + self._trailer(frame.message, self._pick))
+            # Who sends without reading is stopped by the other side's full buffers, not by what it sent.
+            while select.select([sock], [], [], 0)[0] and (data := sock.recv(RECEIVE_BYTES)):
+                self._look(data, kinds)
         if self._pick.random() < SLOW:
             self._stall(sock)
             return
         sock.shutdown(socket.SHUT_WR)
-        tail = b""
         try:
-            while data := sock.recv(1 << 16):
-                self._report.answered += len(data)
-                if self._secret:
-                    tail = tail[-len(self._secret) :] + data
-                    if self._secret in tail:
-                        self._report.leaked.append(f"{data[:64]!r} after {[frame.kind for frame in frames]}")
+            while data := sock.recv(RECEIVE_BYTES):
+                self._look(data, kinds)
         except TimeoutError:
-            self._report.hung += 1
+            self._late.append((time.monotonic() + LATE_S, sock.dup()))
+
+    def _look(self, data: bytes, kinds: list[str]) -> None:
+        self._report.answered += len(data)
+        if self._secret and self._secret in data:
+            self._report.leaked.append(f"{data[:64]!r} after {kinds}")
 
     def _stall(self, sock: socket.socket) -> None:
         """Stay, silent in the middle of whatever was said last."""
@@ -124,8 +134,18 @@ class Attacker:
             self._stalled.pop(0).close()
 
     def close(self) -> None:
+        """Waits for the connections that were not closed yet; those that do not end are `hung`."""
         for sock in self._stalled:
             sock.close()
+        for end, sock in self._late:
+            with sock, contextlib.suppress(ConnectionError):
+                sock.settimeout(max(0.1, end - time.monotonic()))
+                try:
+                    while data := sock.recv(RECEIVE_BYTES):
+                        self._look(data, ["late"])
+                except TimeoutError:
+                    self._report.hung += 1
+        self._late.clear()
 
 
 def resident_bytes(pid: int) -> int:
