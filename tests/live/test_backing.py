@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     with contextlib.ExitStack() as stack:
 
         def make(*, cipher: Cipher | None = None, faults: Faults = NO_FAULTS) -> PackedBacking:
-            made = open_backing(url, options=options, cipher=cipher, faults=faults)
+            made = open_backing(url, options=options, cipher=cipher, faults=faults, refresh_s=None)
             assert isinstance(made, FolderBacking if request.param == "folder" else ObjectBacking)
             return stack.enter_context(contextlib.closing(made))
 
@@ -334,6 +335,19 @@ def test_a_tenants_values_are_sealed_there_and_end_with_its_key(opened: Open, tm
     for node in (here, there):
         assert load(node, names) == [Outcome.STALE, Outcome.STALE, OK]
     assert here.store([made(b"x" * 32, 10)]) == [Outcome.STALE]
+
+
+def test_a_node_learns_by_itself_when_told_to(tmp_path: Path) -> None:
+    here, there = (open_backing(str(tmp_path), refresh_s=0.01) for _ in range(2))
+    assert here is not None
+    assert there is not None
+    with contextlib.closing(here), contextlib.closing(there):
+        here.store([made(b"n" * 32, 100)])
+        end = time.monotonic() + 30.0
+        while there.record(b"n" * 32) is None:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+    assert "backing-upkeep" not in {thread.name for thread in threading.enumerate()}
 
 
 # --- opening --------------------------------------------------------------------------------------------------------

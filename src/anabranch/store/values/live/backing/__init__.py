@@ -9,12 +9,16 @@ from anabranch.store.values.live.backing.folder import FolderObjects
 from anabranch.store.values.live.backing.packed import PackedBacking
 from anabranch.store.values.live.backing.s3 import Options, S3Objects
 
+REFRESH_S = 10.0
+
 
 class FolderBacking(PackedBacking):
     """`PackedBacking` in a folder of any file system, shared or not."""
 
-    def __init__(self, path: str, *, cipher: Cipher | None = None, faults: Faults = NO_FAULTS) -> None:
-        super().__init__(FolderObjects(path), cipher=cipher, faults=faults)
+    def __init__(
+        self, path: str, *, cipher: Cipher | None = None, faults: Faults = NO_FAULTS, refresh_s: float | None = None
+    ) -> None:
+        super().__init__(FolderObjects(path), cipher=cipher, faults=faults, refresh_s=refresh_s)
 
 
 class ObjectBacking(PackedBacking):
@@ -22,25 +26,37 @@ class ObjectBacking(PackedBacking):
     `aws_access_key_id`, …) leaves open comes from the usual AWS_* variables. Raises MissingExtra without obstore."""
 
     def __init__(
-        self, url: str, options: Options | None = None, *, cipher: Cipher | None = None, faults: Faults = NO_FAULTS
+        self,
+        url: str,
+        options: Options | None = None,
+        *,
+        cipher: Cipher | None = None,
+        faults: Faults = NO_FAULTS,
+        refresh_s: float | None = None,
     ) -> None:
-        super().__init__(S3Objects(url, options or {}), cipher=cipher, faults=faults)
+        super().__init__(S3Objects(url, options or {}), cipher=cipher, faults=faults, refresh_s=refresh_s)
 
 
 def open_backing(
-    url: str, *, options: Options | None = None, cipher: Cipher | None = None, faults: Faults = NO_FAULTS
+    url: str,
+    *,
+    options: Options | None = None,
+    cipher: Cipher | None = None,
+    faults: Faults = NO_FAULTS,
+    refresh_s: float | None = REFRESH_S,
 ) -> PackedBacking | None:
-    """A folder's path or `file:///path`, or `s3://bucket/prefix`; "": there is none. Raises ConfigError, MissingExtra,
+    """A folder's path or `file:///path`, or `s3://bucket/prefix`; "": there is none. It learns of other nodes' packs
+    every `refresh_s` (None: only when `refresh` is called) and keeps the store tidy. Raises ConfigError, MissingExtra,
     Unavailable (it cannot be reached)."""
     scheme, separator, rest = url.partition("://")
     if not url:
         return None
     if not separator:
-        return FolderBacking(url, cipher=cipher, faults=faults)
+        return FolderBacking(url, cipher=cipher, faults=faults, refresh_s=refresh_s)
     if scheme == "file" and rest.startswith("/"):
-        return FolderBacking(rest, cipher=cipher, faults=faults)
+        return FolderBacking(rest, cipher=cipher, faults=faults, refresh_s=refresh_s)
     if scheme == "s3":
-        return ObjectBacking(url, options, cipher=cipher, faults=faults)
+        return ObjectBacking(url, options, cipher=cipher, faults=faults, refresh_s=refresh_s)
     raise ConfigError(f"backing = {url!r} is neither a folder nor s3://bucket/prefix")
 
 
