@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from anabranch.core.errors import ConfigError
+from anabranch.transfer.classes import MINIMUM_SHARES, TrafficClass
+from anabranch.transfer.live.marks import MARKS
 from anabranch.transfer.topology import Nic, Topology, host_of, parse_topology, split_addresses
 
 TWO = """
@@ -100,3 +104,16 @@ def test_addresses_of_a_peer_with_several_nics() -> None:
     assert split_addresses("host:1") == ("host:1",)
     assert host_of("[fd00::1]:7070") == "fd00::1"
     assert host_of("10.0.0.1:7070") == "10.0.0.1"
+
+
+def test_the_page_for_operators_says_what_the_code_does() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "links.md").read_text()
+    example = page.split("```toml\n")[1].split("```")[0]
+    left, right = parse_topology(example, "links.md").nics
+    assert (left.name, left.rate_bytes, right.device) == ("left", 10_000_000_000, "eth2")
+    cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page.splitlines() if line[:1] == "|"]
+    rows = {row[0]: row[2:] for row in cells}
+    for traffic in TrafficClass:
+        share, priority, dscp = rows[traffic.name.lower()]
+        assert (int(priority), int(dscp.split()[0])) == (MARKS[traffic].priority, MARKS[traffic].dscp)
+        assert (0 if share == "–" else int(share.split()[0])) == round(100 * MINIMUM_SHARES[traffic])
