@@ -241,6 +241,24 @@ def test_a_removal_by_a_node_that_only_knew_the_old_pack_counts_in_the_rewritten
         assert load(node, keys) == [MISSING] * 7 + [OK] * 2 + [MISSING]
 
 
+def test_many_removals_become_one_and_still_count(opened: Open) -> None:
+    here, there, names = opened(), opened(), Names(11)
+    batch = names.values([20_000] * 60)
+    keys = [record.name for record, _ in batch]
+    here.store(batch)
+    there.refresh()
+    for key in keys[:20]:
+        here.remove([key])
+    assert here.compact() == 20
+    assert len(here._objects.list("gone/")) == 1
+    assert here.refresh() == there.refresh() == 0
+    for node in (here, there, opened()):
+        assert load(node, keys) == [MISSING] * 20 + [OK] * 40
+    there.remove(keys[20:22])
+    here.refresh()
+    assert load(here, keys) == [MISSING] * 22 + [OK] * 38
+
+
 def test_values_removed_or_invalidated_while_they_are_written_end_stale_everywhere(opened: Open) -> None:
     faults, names = PlannedFaults(), Names(6)
     here = opened(faults=faults)

@@ -107,6 +107,18 @@ def decode_gone(content: bytes) -> Gone:
     return gone
 
 
+def joined(removals: Iterable[Gone], packs: set[int] | None = None) -> Gone:
+    """One removal that says what these say (with `packs`: only about them)."""
+    names: dict[int, set[bytes]] = {}
+    scopes: dict[int, set[bytes]] = {}
+    for gone in removals:
+        for table, said in ((names, gone.names), (scopes, gone.scopes)):
+            for number, what in said.items():
+                if packs is None or number in packs:
+                    table.setdefault(number, set()).update(what)
+    return Gone({n: sorted(w) for n, w in names.items()}, {n: sorted(w) for n, w in scopes.items()})
+
+
 class PackIndex:
     """What this node knows of the backing tier. Of two packs with one name, the first that was learnt counts."""
 
@@ -114,6 +126,7 @@ class PackIndex:
         self.packs: dict[int, Pack] = {}
         self._where: dict[bytes, int] = {}
         self._copies: dict[bytes, list[int]] = {}  # further packs with the same name, which are rare
+        self.removals: dict[int, Gone] = {}  # those that were applied, by number of their object
         self._gone_names: dict[int, set[bytes]] = {}
         self._gone_scopes: dict[int, set[bytes]] = {}
 
@@ -170,14 +183,27 @@ class PackIndex:
     def apply(self, gone: Gone) -> int:
         """How many names went."""
         before = len(self._where)
-        for number, names in gone.names.items():
-            self._gone_names.setdefault(number, set()).update(names)
-        for number, scopes in gone.scopes.items():
-            self._gone_scopes.setdefault(number, set()).update(scopes)
+        self._remember(gone)
         for pack in list(self.packs.values()):
             for number in (pack.number, *pack.replaces):
                 self._strip(pack, set(gone.names.get(number, ())), set(gone.scopes.get(number, ())))
         return before - len(self._where)
+
+    def keep_removals(self, numbers: Iterable[int]) -> None:
+        """The other removal objects are no more: their packs are long gone, or another object says the same."""
+        kept = set(numbers)
+        if self.removals.keys() <= kept:
+            return
+        self.removals = {number: gone for number, gone in self.removals.items() if number in kept}
+        self._gone_names, self._gone_scopes = {}, {}
+        for gone in self.removals.values():
+            self._remember(gone)
+
+    def _remember(self, gone: Gone) -> None:
+        for number, names in gone.names.items():
+            self._gone_names.setdefault(number, set()).update(names)
+        for number, scopes in gone.scopes.items():
+            self._gone_scopes.setdefault(number, set()).update(scopes)
 
     def forget(self, name: bytes) -> None:
         """It proved damaged where it was said to be."""

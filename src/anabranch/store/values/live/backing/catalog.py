@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from anabranch.core.errors import IntegrityError, Unavailable
@@ -30,6 +31,7 @@ from anabranch.store.values.packs import (
 from anabranch.transfer.live.tally import Tally
 
 log = logging.getLogger(__name__)
+RELISTS = 5
 LEARNERS = 8
 """Index objects that a refresh fetches at once."""
 
@@ -44,8 +46,7 @@ class Catalog:
         self.index = PackIndex()
         self.unlisted: set[int] = set()
         self._refreshing = threading.Lock()
-        self._applied: set[int] = set()
-        self._ignored: set[int] = set()  # index objects that are damaged or of another version
+        self._ignored: set[int] = set()  # objects that are damaged or of another version
 
     # --- learning -----------------------------------------------------------------------------------------------
 
@@ -59,28 +60,45 @@ class Catalog:
 
     def _refresh(self) -> int:
         with self.lock:
-            before, applied = set(self.index.packs) - self.unlisted, set(self._applied)
+            before = set(self.index.packs) - self.unlisted
             known = before | self.unlisted | self._ignored
-        # Removals before packs: whoever rewrites a pack writes the new one before the old one's removals are dropped.
-        gone = {object_number(item.name): item.name for item in self.objects.list(GONE)}
+        # Removals before packs: nobody is to see a value whose removal was there first.
+        gone, removals = self._removals()
         there = {object_number(item.name): item.name for item in self.objects.list(INDEX)}
-        removals = self._fetch({number: name for number, name in gone.items() if number not in applied})
         heads = self._fetch({number: name for number, name in there.items() if number not in known})
         with self.lock:
-            self._applied &= gone.keys() | (self._applied - applied)
             for number, content in removals:
                 self._learn_removal(number, content)
+            self.index.keep_removals(gone)
             for number in before - there.keys():
                 self.index.forget_pack(number)
             return sum(self._learn_pack(number, content) for number, content in heads)
 
+    def _removals(self) -> tuple[set[int], list[tuple[int, bytes]]]:
+        """(All there are, those that are news). One that vanishes meanwhile was joined with others: look again."""
+        for _ in range(RELISTS):
+            with self.lock:
+                known = self.index.removals.keys() | self._ignored
+            listed = {object_number(item.name): item.name for item in self.objects.list(GONE)}
+            wanted = {number: name for number, name in listed.items() if number not in known}
+            found = self._fetch(wanted)
+            if len(found) == len(wanted):
+                # What was applied here since is not in the list.
+                with self.lock:
+                    since = self.index.removals.keys() - known
+                return {number for number in listed if number is not None} | since, found
+        raise OSError(errno.EBUSY, "removals change faster than they can be read")
+
     def _learn_removal(self, number: int, content: bytes) -> None:
-        self._applied.add(number)
         try:
-            self.index.apply(decode_gone(content))
+            gone = decode_gone(content)
         except IntegrityError as error:
             log.warning("%s: %s", gone_object(number), error)
             self.tally.add("backing_ignored_objects")
+            self._ignored.add(number)
+            return
+        self.index.removals[number] = gone
+        self.index.apply(gone)
 
     def _learn_pack(self, number: int, content: bytes) -> bool:
         if number in self.index.packs:
@@ -94,7 +112,7 @@ class Catalog:
             return False
         return True
 
-    def _fetch(self, objects: dict[int | None, str]) -> list[tuple[int, bytes]]:
+    def _fetch(self, objects: Mapping[int | None, str]) -> list[tuple[int, bytes]]:
         """Contents of those that are still there."""
         wanted = [(number, name) for number, name in objects.items() if number is not None]
         if len(wanted) < 3:
@@ -156,9 +174,10 @@ class Catalog:
         if not gone.names and not gone.scopes:
             return
         number = int.from_bytes(os.urandom(8), "big")
-        try:
-            self.objects.put(gone_object(number), [memoryview(encode_gone(gone))])
-        except OSError as error:
-            raise Unavailable(f"the backing tier could not confirm a removal: {error}") from error
-        with self.lock:
-            self._applied.add(number)
+        with self._refreshing:  # a list that is older than the object must not make its removal forgotten
+            try:
+                self.objects.put(gone_object(number), [memoryview(encode_gone(gone))])
+            except OSError as error:
+                raise Unavailable(f"the backing tier could not confirm a removal: {error}") from error
+            with self.lock:
+                self.index.removals[number] = gone

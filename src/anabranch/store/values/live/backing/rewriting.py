@@ -14,6 +14,7 @@ from anabranch.store.values.packs import (
     Gone,
     decode_gone,
     index_object,
+    joined,
     object_number,
     pack_object,
 )
@@ -21,6 +22,7 @@ from anabranch.store.values.packs import (
 KEEP_S = 86_400.0
 """Removals are kept this long even if their packs are gone, and packs that nobody published: someone may be rewriting
 one of them right now."""
+JOIN_REMOVALS = 16
 _Values = list[tuple[Record, memoryview]]
 
 
@@ -32,7 +34,7 @@ def compact(catalog: Catalog) -> int:
         able = [pack for pack in catalog.index.worth_rewriting() if pack.number not in catalog.unlisted]
         old = {pack.number: list(pack.entries.values()) for pack in able}
     try:
-        return _rewrite(catalog, old) + _drop_old_removals(catalog) + _drop_orphans(catalog)
+        return _rewrite(catalog, old) + _join_removals(catalog) + _drop_orphans(catalog)
     except OSError as error:
         raise Unavailable(f"the backing tier cannot be reached: {error}") from error
 
@@ -90,21 +92,29 @@ def _replace(catalog: Catalog, sources: list[int], values: _Values) -> int:
     return 2 * len(sources)
 
 
-def _drop_old_removals(catalog: Catalog) -> int:
+def _join_removals(catalog: Catalog) -> int:
+    """Many removal objects become one; what they say of packs that are long gone is dropped."""
     with catalog.lock:
         known = {number for pack in catalog.index.packs.values() for number in (pack.number, *pack.replaces)}
-    old = []
-    for item in catalog.objects.list(GONE):
-        if item.age_s > KEEP_S:
-            content = catalog.get(item.name)
-            try:
-                gone = decode_gone(content) if content is not None else Gone()
-            except IntegrityError:
-                continue  # of a version that is not ours to judge
-            if not known & (gone.names.keys() | gone.scopes.keys()):
-                old.append(item.name)
-    catalog.objects.delete(old)
-    return len(old)
+    items = catalog.objects.list(GONE)
+    if len(items) < JOIN_REMOVALS:
+        items = [item for item in items if item.age_s > KEEP_S]
+    fresh: list[Gone] = []
+    old: list[Gone] = []
+    names: list[str] = []
+    for item in items:
+        content = catalog.get(item.name)
+        if content is None:
+            continue  # another node joined it
+        try:
+            (old if item.age_s > KEEP_S else fresh).append(decode_gone(content))
+        except IntegrityError:
+            continue  # of a version that is not ours to judge
+        names.append(item.name)
+    if names:
+        catalog.write_removal(joined([*fresh, joined(old, known)]))
+        catalog.objects.delete(names)
+    return len(names)
 
 
 def _drop_orphans(catalog: Catalog) -> int:
