@@ -115,6 +115,21 @@ def test_unknown_scopes_stay_plain_or_are_refused(tmp_path: Path) -> None:
     assert strict.overhead(A, 100) == 0
 
 
+def test_a_tenant_that_is_no_longer_encrypted_can_still_read_what_was(tmp_path: Path) -> None:
+    ciphers = TenantCiphers(str(tmp_path), SECRET)
+    ciphers.admit("a", A)
+    record, data = value(1000)
+    sealed = memoryview(ciphers.seal(record, data))
+    ciphers.admit("a", A, encrypt=False)
+    for node in (ciphers, TenantCiphers(str(tmp_path), SECRET)):
+        assert node.overhead(A, 1000) == 0
+        assert node.seal(record, data) is data
+        assert bytes(node.open(record, sealed)) == bytes(data)
+    ciphers.admit("a", A)
+    assert ciphers.overhead(A, 1000) > 0
+    assert bytes(ciphers.open(record, sealed)) == bytes(data)
+
+
 def test_key_files_are_private_wrapped_and_bound_to_the_secret(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     TenantCiphers(str(folder), SECRET).admit("tenant-name", A)

@@ -21,6 +21,7 @@ import fcntl
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -40,13 +41,15 @@ except ModuleNotFoundError as error:
 KEY_ID_BYTES, SALT_BYTES, TAG_BYTES, NONCE_BYTES = 8, 24, 16, 12
 HEAD_BYTES = KEY_ID_BYTES + SALT_BYTES
 MIN_SECRET_BYTES = 32
+SETTLED_NS = 2_000_000_000
+MAX_UNKNOWN = 10_000
 _WRAP_CONTEXT = "anabranch 2026-12-01 wrapping of tenants' data keys v1"
 _FILE_CONTEXT = "anabranch 2026-12-01 names of key files v1"
 _PLACE = struct.Struct("<QQI")  # size, slice, slices
 
 
 class _KeyFile(msgspec.Struct, frozen=True):
-    """`wrapped`: nonce and sealed data key. `plain`: this tenant's values are not encrypted."""
+    """`wrapped`: nonce and sealed data key. `plain`: this tenant's new values are not encrypted."""
 
     version: int
     tenant: str
@@ -63,6 +66,7 @@ class _Key(msgspec.Struct, frozen=True):
     stamp: tuple[int, int]
     key_id: bytes
     data_key: bytes
+    plain: bool
 
 
 class TenantCiphers:
@@ -81,7 +85,8 @@ class TenantCiphers:
         self._strict = strict
         self._wrapping = AESGCM(blake3(secret, derive_key_context=_WRAP_CONTEXT).digest())
         self._lock = threading.Lock()
-        self._keys: dict[bytes, _Key | None] = {}  # scope → key; None: plain
+        self._keys: dict[bytes, _Key] = {}  # by scope
+        self._unknown: dict[bytes, tuple[int, int]] = {}
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         except OSError as error:
@@ -92,17 +97,20 @@ class TenantCiphers:
 
     def admit(self, tenant: str, scope: bytes, *, encrypt: bool = True) -> None:
         """From now on, values of this scope belong to this tenant; its key is made if there is none (also after
-        `forget`: a new one). `encrypt` False: they stay in the clear. Raises OSError."""
+        `forget`: a new one). `encrypt` False: its new values stay in the clear, sealed ones can still be opened. Raises
+        OSError."""
         if len(scope) != SCOPE_BYTES:
             raise ConfigError(f"a scope has {SCOPE_BYTES} bytes, this one has {len(scope)}")
         with self._lock:
-            if scope in self._keys and self._is_there(self._keys[scope]):
+            key = self._keys.get(scope)
+            if key is not None and key.plain is not encrypt and self._is_there(key):
                 return
             with self._exclusive():
                 path = self._path(tenant)
-                found = self._load(path) or self._new(tenant, plain=not encrypt)
-                if scope not in found.scopes:
-                    found = msgspec.structs.replace(found, scopes=[*found.scopes, scope])
+                found = self._load(path) or self._new(tenant)
+                if scope not in found.scopes or found.plain is encrypt:
+                    scopes = sorted({*found.scopes, scope})
+                    found = msgspec.structs.replace(found, scopes=scopes, plain=not encrypt)
                     self._save(path, found)
                 self._take(path, found, _stamp(path))
 
@@ -121,16 +129,16 @@ class TenantCiphers:
     # --- contracts.Cipher ---------------------------------------------------------------------------------------
 
     def overhead(self, scope: bytes, size: int) -> int:
-        return 0 if self._key(scope) is None else HEAD_BYTES + TAG_BYTES * max(1, slice_count(size))
+        return 0 if self._sealing_key(scope) is None else HEAD_BYTES + TAG_BYTES * max(1, slice_count(size))
 
     def seal(self, record: Record, data: memoryview) -> bytes | memoryview:
         """Raises StaleLease if the scope's key is gone, or nobody admitted it and that is not allowed."""
-        key = self._key(record.scope)
+        key = self._sealing_key(record.scope)
         if key is None:
             return data
         salt = os.urandom(SALT_BYTES)
         cipher = _value_cipher(key, salt)
-        sealed = memoryview(bytearray(record.size + self.overhead(record.scope, record.size)))
+        sealed = memoryview(bytearray(record.size + HEAD_BYTES + TAG_BYTES * max(1, slice_count(record.size))))
         sealed[:HEAD_BYTES] = key.key_id + salt
         at = HEAD_BYTES
         for number, start, end in _slices(record.size):
@@ -140,9 +148,9 @@ class TenantCiphers:
         return sealed
 
     def open(self, record: Record, data: memoryview) -> bytes | memoryview:
-        key = self._key(record.scope, sealed=True)
+        key = self._key(record.scope)
         if key is None:
-            raise StaleLease("a sealed value whose scope has no key")
+            raise StaleLease("nobody said whose scope this is, or its key was forgotten")
         if data.nbytes < HEAD_BYTES:
             raise IntegrityError("a sealed value is cut off")
         if bytes(data[:KEY_ID_BYTES]) != key.key_id:
@@ -163,26 +171,42 @@ class TenantCiphers:
 
     # --- keys ---------------------------------------------------------------------------------------------------
 
-    def _key(self, scope: bytes, *, sealed: bool = False) -> _Key | None:
+    def _sealing_key(self, scope: bytes) -> _Key | None:
+        """None: values of this scope stay in the clear."""
+        key = self._key(scope)
+        if key is None and self._strict:
+            raise StaleLease("nobody said whose scope this is, or its key was forgotten")
+        return None if key is None or key.plain else key
+
+    def _key(self, scope: bytes) -> _Key | None:
+        """None for a scope that nobody admitted. Raises StaleLease if its key was forgotten."""
         key = self._keys.get(scope)
-        if scope not in self._keys:
+        if key is None and self._nothing_new(scope):
+            return None
+        if key is None or not self._is_there(key):
             with self._lock:
-                self._learn()
-                known, key = scope in self._keys, self._keys.get(scope)
-            if not known and (self._strict or sealed):
-                raise StaleLease("nobody said whose scope this is, or its key was forgotten")
-        if not self._is_there(key):
-            with self._lock:
-                self._learn()  # deleted, or replaced by a new one
+                self._learn()  # admitted by another node; deleted; or replaced by a new one
                 key = self._keys.get(scope)
-            if not self._is_there(key) or key is None:
+            if key is not None and not self._is_there(key):
                 raise StaleLease("the key of this scope was forgotten")
         return key
 
+    def _nothing_new(self, scope: bytes) -> bool:
+        """This scope was looked for in vain, and the folder has not changed since, nor so lately that its time stamp
+        might hide a second change."""
+        stamp = _stamp(self._folder)
+        if self._unknown.get(scope) == stamp:
+            return True
+        if time.time_ns() - stamp[1] > SETTLED_NS:
+            if len(self._unknown) >= MAX_UNKNOWN:
+                self._unknown.clear()
+            self._unknown[scope] = stamp  # before the folder is read: a later change shows
+        return False
+
     @staticmethod
-    def _is_there(key: _Key | None) -> bool:
+    def _is_there(key: _Key) -> bool:
         try:
-            return key is None or _stamp(key.path) == key.stamp
+            return _stamp(key.path) == key.stamp
         except FileNotFoundError:
             return False
 
@@ -198,24 +222,22 @@ class TenantCiphers:
                         self._take(path, found, stamp)
 
     def _take(self, path: str, found: _KeyFile, stamp: tuple[int, int]) -> None:
-        key: _Key | None = None
-        if not found.plain:
-            nonce, wrapped = found.wrapped[:NONCE_BYTES], found.wrapped[NONCE_BYTES:]
-            try:
-                data_key = self._wrapping.decrypt(nonce, wrapped, _owner(found.tenant, found.key_id))
-            except InvalidTag as error:
-                raise ConfigError(
-                    f"{path} was written under another cluster secret: give this node the same secret, or delete the"
-                    " file and lose what its tenant has on disk"
-                ) from error
-            key = _Key(path, stamp, found.key_id, data_key)
+        nonce, wrapped = found.wrapped[:NONCE_BYTES], found.wrapped[NONCE_BYTES:]
+        try:
+            data_key = self._wrapping.decrypt(nonce, wrapped, _owner(found.tenant, found.key_id))
+        except InvalidTag as error:
+            raise ConfigError(
+                f"{path} was written under another cluster secret: give this node the same secret, or delete the"
+                " file and lose what its tenant has on disk"
+            ) from error
+        key = _Key(path, stamp, found.key_id, data_key, found.plain)
         for scope in found.scopes:
             self._keys[scope] = key
 
-    def _new(self, tenant: str, *, plain: bool) -> _KeyFile:
+    def _new(self, tenant: str) -> _KeyFile:
         key_id, nonce = os.urandom(KEY_ID_BYTES), os.urandom(NONCE_BYTES)
         wrapped = self._wrapping.encrypt(nonce, os.urandom(32), _owner(tenant, key_id))
-        return _KeyFile(1, tenant, key_id, nonce + wrapped, [], plain)
+        return _KeyFile(1, tenant, key_id, nonce + wrapped, [])
 
     def _load(self, path: str) -> _KeyFile | None:
         try:
