@@ -164,11 +164,29 @@ def test_local_reads_make_no_call_and_miss_what_is_removed(here: Rig) -> None:
     assert client.get("k7") == b"v7"
     buffers = [bytearray(4) for _ in keys]
     assert all(client.get_many_into(keys, buffers))
+    # but for a report of what was read, now and then
     calls = {name: count for name, count in node.stat().counters.items() if count != asked.get(name) and "ask" in name}
     assert not calls
     client.remove(["k7"])
     assert client.get("k7") is None
     assert client.longest_prefix(keys) == 7
+
+
+def test_what_is_read_in_shared_memory_stays_when_room_is_made(here: Rig) -> None:
+    client = here.client(here.node(unix=True, dram_bytes=16 << 20, eviction="lru").address)
+    assert client.put("hot", noise(1 << 20)) is OK
+
+    def read_until_the_node_knows() -> None:
+        uses = entry.uses
+        until(lambda: client.get("hot") and entry.uses > uses, "the report")
+
+    node = here.nodes[0]
+    entry = node.custody.shelf.entries()[0]
+    for i in range(40):
+        if i % 8 == 0:
+            read_until_the_node_knows()
+        assert client.put(f"k{i}", noise(1 << 20, i)) is OK
+    assert client.exists_many(["hot", "k0", "k39"]) == [True, False, True]
 
 
 def test_pins_hold_values_while_others_go(here: Rig) -> None:

@@ -37,6 +37,7 @@ class Rig:
         self.folder = folder
         self.stack = contextlib.ExitStack()
         self.directory = ""
+        self.nodes: list[ValueNode] = []
 
     def node(self, name: str = "n", *, dram_bytes: int = 64 << 20, unix: bool = False, **settings: Any) -> ValueNode:
         folder = self.folder / name
@@ -49,6 +50,7 @@ class Rig:
             data_dir=str(folder / "data"),
         )
         node.start()
+        self.nodes.append(node)
         self.stack.callback(node.stop)
         return node
 

@@ -30,6 +30,7 @@ from anabranch.store.values.live.nodes import Nodes
 from anabranch.store.values.live.puts import Puts
 from anabranch.store.values.live.questions import Questions
 from anabranch.store.values.live.reads import HotReads, Reads
+from anabranch.store.values.live.recency import Recency
 from anabranch.store.values.live.session import Session
 from anabranch.store.values.live.sinks import BufferSink, BytesSink, Sink
 from anabranch.store.values.live.views import Views
@@ -348,7 +349,7 @@ class Client:
         if former is not None:
             former.close()
         if self._use_local and not self._closed and self._session.same_host(welcome):
-            memory = LocalMemory.attach(welcome, self._scope)
+            memory = LocalMemory.attach(welcome, self._scope, Recency(pool, self._workers.submit))
             if memory is not None:
                 self._memories[pool.address] = memory
 

@@ -97,6 +97,14 @@ class Fetch:
             self._crew.leave()
         return [Got(Outcome.UNREACHABLE) if got is None else got for got in self._results]
 
+    def adopt(self, lane: Lane, found: Found) -> None:
+        """Somebody has asked for the only item already, and it is leased. Raises WireError."""
+        counts = [slice_count(size) for size in found.sizes]
+        if len(counts) != 1 or counts[0] != len(found.sums):
+            raise WireError(f"{lane.address} found one value and describes {len(counts)}")
+        self._asks.clear()
+        self._read_later(lane, [0], found, counts)
+
     @property
     def _unfinished(self) -> bool:
         with self._condition:

@@ -15,6 +15,7 @@ from anabranch.core.errors import AnabranchError, Unavailable
 from anabranch.store.values.contracts import Place
 from anabranch.store.values.got import Got
 from anabranch.store.values.live.index import SharedIndexReader
+from anabranch.store.values.live.recency import Recency
 from anabranch.store.values.live.sinks import Sink
 from anabranch.store.values.messages import Welcome
 from anabranch.store.values.outcome import Outcome
@@ -47,15 +48,16 @@ class _Buffer(ctypes.Structure):
 class LocalMemory:
     """A mapped arena and its index. Whoever is copying keeps the mapping alive: closing never pulls it away."""
 
-    def __init__(self, index: SharedIndexReader, arena: mmap.mmap, scope: bytes) -> None:
+    def __init__(self, index: SharedIndexReader, arena: mmap.mmap, scope: bytes, recency: Recency) -> None:
         self._index = index
+        self._recency = recency
         self._scope = scope
         self._arena: memoryview | None = memoryview(arena)
         self._size = len(arena)
         self._base = _address(arena)
 
     @classmethod
-    def attach(cls, welcome: Welcome, scope: bytes) -> LocalMemory | None:
+    def attach(cls, welcome: Welcome, scope: bytes, recency: Recency) -> LocalMemory | None:
         """None: the node's memory cannot be seen from here (another mount namespace, another user, replaced)."""
         if not welcome.arena_path or not welcome.index_path:
             return None
@@ -65,7 +67,7 @@ class LocalMemory:
             return None
         try:
             if index.inode == welcome.index_inode:
-                return cls(index, _map(welcome.arena_path, welcome.arena_inode), scope)
+                return cls(index, _map(welcome.arena_path, welcome.arena_inode), scope, recency)
         except (OSError, ValueError, Unavailable):
             pass  # the node is asked instead
         index.close()
@@ -86,14 +88,22 @@ class LocalMemory:
     def get_one(self, name: bytes, sink: Sink) -> Got | None:
         """None: not here, or not any more."""
         place = self._index.find(name, self._scope)
-        return None if place is None else self._copied(name, place, sink)
+        if place is None:
+            return None
+        self._recency.read([name])
+        return self._copied(name, place, sink)
 
     def get_many(self, names: bytes, sinks: Sequence[Sink]) -> list[Got | None]:
-        places = self._index.find_many(names, self._scope)
-        return [
-            None if place is None else self._copied(names[i * NAME_BYTES : (i + 1) * NAME_BYTES], place, sinks[i])
-            for i, place in enumerate(places)
-        ]
+        got: list[Got | None] = [None] * len(sinks)
+        found = []
+        for i, place in enumerate(self._index.find_many(names, self._scope)):
+            if place is not None:
+                name = names[i * NAME_BYTES : (i + 1) * NAME_BYTES]
+                found.append(name)
+                got[i] = self._copied(name, place, sinks[i])
+        if found:
+            self._recency.read(found)
+        return got
 
     def view(self, offset: int, size: int) -> memoryview:
         """A read-only view of leased bytes. Raises Unavailable if they lie outside of what is mapped."""

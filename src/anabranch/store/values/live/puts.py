@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.deposit import Deposit, PutOptions
+from anabranch.store.values.live.lanes import LanePool
 from anabranch.store.values.live.nodes import Nodes
+from anabranch.store.values.live.single import put_one
+from anabranch.store.values.messages import INLINE_BYTES, Offer
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.parts import Parts
 from anabranch.store.values.scope import NAME_BYTES
@@ -28,6 +31,13 @@ class Puts:
         for pool in candidates:
             hurried = len(candidates) > 1 and not options.durable and options.replicas <= 1
             call.patience_s = options.wait_s + PATIENCE_S if hurried else float("inf")
+            if len(items) == 1 and values[items[0]].size <= INLINE_BYTES:
+                outcome = self._put_one(pool, names, values, items[0], options, call)
+                if outcome is not None:
+                    results[items[0]] = outcome
+                    if outcome is not Outcome.UNREACHABLE or call.over:
+                        break
+                    continue
             deposit = Deposit(
                 pool,
                 self._workers,
@@ -43,6 +53,21 @@ class Puts:
             if not items or call.over:
                 break
         return results
+
+    def _put_one(
+        self, pool: LanePool, names: bytes, values: Sequence[Parts], i: int, options: PutOptions, call: Call
+    ) -> Outcome | None:
+        offer = Offer(
+            op=0,
+            names=names[i * NAME_BYTES : (i + 1) * NAME_BYTES],
+            sizes=[values[i].size],
+            chain=options.chain,
+            parent=names[(i - 1) * NAME_BYTES : i * NAME_BYTES] if options.chain and i else options.parent,
+            replicas=options.replicas,
+            durable=options.durable,
+            wait_s=options.wait_s,
+        )
+        return put_one(pool, offer, values[i], call)
 
 
 def _pick(names: bytes, items: Sequence[int]) -> bytes:

@@ -18,7 +18,9 @@ from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.fetch import Fetch
 from anabranch.store.values.live.lanes import LanePool
 from anabranch.store.values.live.nodes import Nodes
+from anabranch.store.values.live.single import get_one
 from anabranch.store.values.live.sinks import Sink
+from anabranch.store.values.messages import INLINE_BYTES
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.scope import NAME_BYTES
 from anabranch.transfer.live.workers import Workers
@@ -101,6 +103,14 @@ class Reads:
         return node_id, address
 
     def _ask(self, batch: _Batch, pool: LanePool, items: Sequence[int], call: Call) -> None:
+        if len(items) == 1:
+            i = items[0]
+            room = batch.sinks[i].room
+            if room is None or room <= INLINE_BYTES:
+                got = get_one(pool, self._workers, batch.name(i), batch.sinks[i], call, lanes=self._lanes)
+                if got is not None:
+                    batch.record(items, [got])
+                    return
         sinks = [batch.sinks[i] for i in items]
         fetch = Fetch(pool, self._workers, batch.names_of(items), sinks, call, lanes=self._lanes)
         batch.record(items, fetch.run())
