@@ -28,6 +28,19 @@ def recover(index: LogIndex, files: LogFiles, removals: Removals) -> Found:
     return found
 
 
+def shrink(index: LogIndex, files: LogFiles, room_bytes: int) -> int:
+    """Delete the least useful segments until the others fit (the limit may be lower than last time, or other files have
+    come); how many values went."""
+    gone = 0
+    while index.segment_bytes > max(room_bytes, 0):
+        victim = index.victim()
+        if victim is None:
+            break
+        gone += len(index.evict(victim))
+        files.delete(victim.number)
+    return gone
+
+
 def _scan(files: LogFiles, number: int, size_bytes: int) -> FrameScan:
     scan = FrameScan(number)
     fd = files.index_descriptor(number)

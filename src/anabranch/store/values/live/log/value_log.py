@@ -12,7 +12,6 @@ import contextlib
 import errno
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -22,7 +21,8 @@ from anabranch.store.values.contracts import Cipher, Record
 from anabranch.store.values.live.log.appender import Appender, Job
 from anabranch.store.values.live.log.fetch import Fetch, Wish
 from anabranch.store.values.live.log.files import LogFiles
-from anabranch.store.values.live.log.recovery import recover
+from anabranch.store.values.live.log.pause import Pause
+from anabranch.store.values.live.log.recovery import recover, shrink
 from anabranch.store.values.live.log.removals import RemovalLog
 from anabranch.store.values.live.log.sync import GroupSync
 from anabranch.store.values.log import Item, LogIndex, own_segment_bytes, segment_bytes_for
@@ -65,14 +65,12 @@ class ValueLog:
             raise ConfigError(f"ssd_bytes = {capacity_bytes} is too little for {folder}: give it 1 MiB or more, or 0")
         self._capacity = capacity_bytes
         self._cipher = cipher
-        self._retry_s = retry_s
+        self._pause = Pause(retry_s)
         self._writing = threading.Lock()
         self._state = threading.Condition()
         self._tally = Tally()
         self._pending: dict[bytes, Job] = {}
         self._evicted: list[bytes] = []
-        self._paused = ""
-        self._retry_at = 0.0
         self._closed = False
         self._files = LogFiles(folder, faults)
         try:
@@ -124,7 +122,7 @@ class ValueLog:
 
     @property
     def state(self) -> str:
-        return self._paused
+        return self._pause.reason
 
     @property
     def used_bytes(self) -> int:
@@ -205,7 +203,7 @@ class ValueLog:
         return own_segment_bytes(record, record.size + extra) <= self._capacity
 
     def _write(self, jobs: list[Job]) -> None:
-        if self._paused and time.monotonic() < self._retry_at:
+        if self._pause.active:
             return
         try:
             try:
@@ -217,9 +215,9 @@ class ValueLog:
                 self._tally.add("log_forced_evictions")
                 self._appender.write(self._sealed([j for j in jobs if j.outcome is Outcome.FULL and not j.cancelled]))
         except (OSError, Overloaded) as error:
-            self._pause(str(error))
+            self._fail(str(error))
         else:
-            self._resume_writes()
+            self._pause.end()
 
     def _sealed(self, jobs: list[Job]) -> Iterator[Job]:
         for job in jobs:
@@ -232,17 +230,9 @@ class ValueLog:
                     continue
             yield job
 
-    def _pause(self, reason: str) -> None:
-        if not self._paused:
-            log.warning("writes to the SSD tier pause: %s", reason)
-        self._paused = reason
-        self._retry_at = time.monotonic() + self._retry_s
+    def _fail(self, reason: str) -> None:
+        self._pause.begin(reason)
         self._tally.add("log_write_errors")
-
-    def _resume_writes(self) -> None:
-        if self._paused:
-            log.info("writes to the SSD tier go on")
-            self._paused = ""
 
     def _durable(self, batch: Sequence[tuple[Record, memoryview]], outcomes: list[Outcome]) -> list[Outcome]:
         with self._state:
@@ -251,7 +241,7 @@ class ValueLog:
         try:
             self._sync.wait(segments)
         except OSError as error:
-            self._pause(f"flushing the SSD tier failed: {error}")
+            self._fail(f"flushing the SSD tier failed: {error}")
             # A later flush may succeed although pages were lost: nothing in these segments can be vouched for.
             with self._writing:
                 self._drop_segments(segments)
@@ -373,12 +363,7 @@ class ValueLog:
         found = recover(self._index, self._files, self._removals.known)
         self._tally.add("log_recovered_values", len(self._index))
         self._tally.add("log_ignored_segments", found.ignored)
-        while self._index.segments and self._index.segment_bytes > max(self._room(), 0):
-            victim = self._index.victim()
-            if victim is None:
-                break
-            self._tally.add("log_evicted_values", len(self._index.evict(victim)))
-            self._files.delete(victim.number)
+        self._tally.add("log_evicted_values", shrink(self._index, self._files, self._room()))
         if self._room() < self._usual:
             raise ConfigError(
                 f"ssd_bytes = {self._capacity} leaves no room in {folder}: other files there have"
