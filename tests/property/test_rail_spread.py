@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.transfer.spread import FIRST_PAUSE_S, LONGEST_PAUSE_S, SliceQueue, Spread
+from anabranch.transfer.spread import FIRST_PAUSE_S, LONGEST_PAUSE_S, RailQueue, Spread
 
 SLICE = 512 << 10
 speeds = st.lists(st.floats(10e6, 10e9), min_size=1, max_size=6)
@@ -22,7 +22,7 @@ class Bench:
     def __init__(self, speed: list[float], guesses: list[float], count: int) -> None:
         self.speed = dict(enumerate(speed))
         self.spread = Spread(dict(enumerate(guesses)))
-        self.queue: SliceQueue[int, int] = SliceQueue(self.spread, [(i, SLICE) for i in range(count)])
+        self.queue: RailQueue[int, int] = RailQueue(self.spread, [(i, SLICE) for i in range(count)])
         self.now = 0.0
         self.given: list[tuple[float, int, int]] = []
         self.arrived: list[int] = []

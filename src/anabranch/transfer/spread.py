@@ -145,7 +145,7 @@ class Spread(Generic[R]):
         return min((s.cost for s in self._rails.values() if s.cost and s.retry_at is None), default=UNKNOWN_COST)
 
 
-class SliceQueue(Generic[R, S]):
+class RailQueue(Generic[R, S]):
     """Late binding: slices wait in one queue and an idle rail asks for the `next`. Every slice is given out once, and
     again only if the rail it was given to failed. Not thread-safe."""
 

@@ -27,7 +27,7 @@ from anabranch.transfer.live.transports.tcp_wire import (
     send_parts,
 )
 from anabranch.transfer.regions import Description
-from anabranch.transfer.spread import SliceQueue, Spread
+from anabranch.transfer.spread import RailQueue, Spread
 from anabranch.transfer.transport import Move, Moved
 
 ATTEMPTS = 3
@@ -125,7 +125,7 @@ class TcpTransfer:
             if verdicts[index] is None
             for start in range(0, move.size, SLICE_BYTES)
         ]
-        self._queue: SliceQueue[Rail, Piece] = SliceQueue(peer.spread, pieces)
+        self._queue: RailQueue[Rail, Piece] = RailQueue(peer.spread, pieces)
         self._damages: dict[Piece, int] = {}
         self._failures = 0
         self._over = False
