@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import signal
@@ -151,20 +152,27 @@ def test_a_value_removed_or_invalidated_while_it_is_written_ends_stale_and_stays
 def test_durable_values_survive_kills_at_random_moments(tmp_path: Path) -> None:
     """Scenario test 14: at least 99 % of what was acknowledged durable, nothing torn, nothing removed comes back."""
     rng, folder, capacity = random.Random(6), tmp_path / "log", 1 << 30
-    kept: set[bytes] = set()
-    gone: set[bytes] = set()
-    for round_number in range(20):
-        command = [sys.executable, str(Path(__file__).with_name("value_log_writer.py")), str(folder), str(capacity)]
-        with subprocess.Popen([*command, str(round_number)], stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
-            assert child.stdout.read(8) == b"ready!!!"
-            time.sleep(rng.random() * 0.06)
-            child.send_signal(signal.SIGKILL)
-            output = child.stdout.read()
-        words = [output[at : at + 33] for at in range(0, len(output) // 33 * 33, 33)]
-        kept |= {word[1:] for word in words if word[:1] == b"+"}
-        gone |= {word[1:] for word in words if word[:1] == b"-"}
-    kept -= gone
+    said: dict[bytes, set[bytes]] = {b"+": set(), b"?": set(), b"-": set()}
+    command = [sys.executable, str(Path(__file__).with_name("value_log_writer.py")), str(folder), str(capacity)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        for seed in range(40):
+            writer.stdin.write(b"%d\n" % seed)
+            writer.stdin.flush()
+            child, left = 0, rng.randrange(30)
+            while (word := writer.stdout.read(33))[:1] != b".":
+                if word[:1] == b"#":
+                    child = int(word[1:])
+                else:
+                    said[word[:1]].add(word[1:])
+                left -= 1
+                if left < 0 and child:
+                    time.sleep(rng.random() * 0.01)
+                    os.kill(child, signal.SIGKILL)
+                    left = 1 << 30
+        writer.stdin.close()
+    kept, gone = said[b"+"] - said[b"?"], said[b"-"]
     with contextlib.closing(ValueLog(str(folder), capacity, segment_bytes=4 * MIB)) as log:
         outcomes = check(log, sorted(kept))
         assert len(kept) > 100
@@ -173,6 +181,38 @@ def test_durable_values_survive_kills_at_random_moments(tmp_path: Path) -> None:
         assert not gone & set(log.names())
         assert log.counters["log_damaged"] == 0
     assert sorted(path.name for path in folder.iterdir() if path.suffix != ".seg") == ["lock", "removed.log"]
+
+
+def test_a_crash_of_the_machine_loses_nothing_durable_whatever_sectors_were_written(tmp_path: Path) -> None:
+    """After a flush, any mixture of old and new sectors may be on the disk."""
+    rng, names = random.Random(22), Names(22)
+    durable: list[bytes] = []
+    with contextlib.closing(ValueLog(str(tmp_path / "log"), 16 * MIB)) as log:
+        for _ in range(4):
+            batch = names.values([64, 100, 5000, 4096, 70_000])
+            log.append(batch, durable=True)
+            durable += [record.name for record, _ in batch]
+        shutil.copytree(tmp_path / "log", tmp_path / "flushed")
+        later = [names.values([64, 100, 5000, 4096, 70_000]) for _ in range(4)]
+        for batch in later:
+            log.append(batch, durable=False)
+        shutil.copytree(tmp_path / "log", tmp_path / "written")
+    others = [record.name for batch in later for record, _ in batch]
+    (segment,) = (path.name for path in (tmp_path / "log").glob("*.seg"))
+    old, new = ((tmp_path / state / segment).read_bytes() for state in ("flushed", "written"))
+    for attempt in range(12):
+        crashed = tmp_path / f"crashed-{attempt}"
+        shutil.copytree(tmp_path / "flushed", crashed)
+        share = attempt / 11
+        sectors = ((new if rng.random() < share else old)[at : at + 512] for at in range(0, len(old), 512))
+        (crashed / segment).write_bytes(b"".join(sectors))
+        with contextlib.closing(ValueLog(str(crashed), 16 * MIB)) as again:
+            assert set(check(again, durable)) == {OK}
+            assert set(check(again, others)) <= {OK, MISSING, Outcome.DAMAGED}
+            assert again.append(later[0], durable=True).count(FULL) == 0
+            assert set(check(again, durable)) == {OK}
+        with contextlib.closing(ValueLog(str(crashed), 16 * MIB)) as again:
+            assert set(check(again, durable + [record.name for record, _ in later[0]])) == {OK}
 
 
 def test_many_values_are_recovered_from_the_index_areas_alone(tmp_path: Path) -> None:
