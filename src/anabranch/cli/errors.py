@@ -30,6 +30,9 @@ EXTRAS = {
     "prometheus_client": "serve",
     "tokenizers": "serve",
     "jinja2": "serve",
+    "cryptography": "security",
+    "obstore": "s3",
+    "opentelemetry": "otel",
 }
 
 

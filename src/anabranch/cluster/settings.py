@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from anabranch.cluster.spec import ClusterConfig, ModelChoice
-from anabranch.core.config import Entry, LogConfig, Resolved, Sections
+from anabranch.core.config import Entry, LogConfig, Resolved, Sections, TraceConfig
 from anabranch.engine.config import EngineConfig
 from anabranch.serving.config import GatewayConfig
 from anabranch.store.config import DirectoryConfig, NodeConfig
@@ -30,6 +30,7 @@ SECTIONS: Sections = {
     "link": LinkConfig,
     "security": SecurityConfig,
     "log": LogConfig,
+    "trace": TraceConfig,
 }
 ADMISSIONS = ("second-use", "all", "evicted")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -51,6 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     link: LinkConfig = LinkConfig()
     security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
+    trace: TraceConfig = TraceConfig()
 
 
 def settings_of(resolved: Resolved) -> Settings:

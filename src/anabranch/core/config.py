@@ -37,6 +37,17 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "text"
 
 
+class TraceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenTelemetry spans of a store node's requests; clients trace with `request_spans.trace_client`."""
+
+    endpoint: Annotated[
+        str, msgspec.Meta(description="OTLP over HTTP, e.g. http://127.0.0.1:4318/v1/traces; empty = no spans.")
+    ] = ""
+    share: Annotated[
+        float, msgspec.Meta(ge=0, le=1, description="Of the traces that begin here; a caller's own are followed.")
+    ] = 0.01
+
+
 class Entry(msgspec.Struct, frozen=True):
     """One value from one source. `value` is text unless the source is typed (TOML).
 

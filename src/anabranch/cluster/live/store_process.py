@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from anabranch.cluster.settings import Settings
 from anabranch.core.authentication import Access, Credentials, must_authenticate
+from anabranch.core.config import TraceConfig
 from anabranch.core.errors import ConfigError
 from anabranch.core.live.handshake import Dialer
+from anabranch.core.live.tracing import Exporter
 from anabranch.store.live.directory_server import DirectoryServer
 from anabranch.store.live.metrics_server import MetricsServer
 from anabranch.store.live.stat_client import ask_stat
@@ -28,6 +30,7 @@ from anabranch.store.values.live.administration import probe
 from anabranch.store.values.live.credentials import access_of, tls_of
 from anabranch.store.values.live.host_links import links_of
 from anabranch.store.values.live.node_server import ValueNode
+from anabranch.store.values.live.request_spans import NodeSpans
 from anabranch.store.values.live.session import Session
 from anabranch.transfer.topology import split_addresses
 
@@ -101,6 +104,7 @@ def start_node(settings: Settings, name: str, *, data_dir: str = "", metrics: st
     must_authenticate(split_addresses(settings.store.listen), access)
     links = links_of(settings.link)
     folder = node_folder(name, data_dir)
+    spans = exporter_of(settings.trace, name)
     keys = keys_of(settings, access, folder)
     disk, backing = open_tiers(settings.store, folder, keys.ciphers if keys is not None else None)
     try:
@@ -117,6 +121,7 @@ def start_node(settings: Settings, name: str, *, data_dir: str = "", metrics: st
             backing=backing,
             links=links,
             keys=keys,
+            spans=NodeSpans(spans.tracing, name) if spans is not None else None,
         )
         node.start()
     except BaseException:
@@ -127,7 +132,7 @@ def start_node(settings: Settings, name: str, *, data_dir: str = "", metrics: st
     # Through the node's own listener, as a tenant that nobody else is.
     session = Session(Credentials(secret=access.cluster_secret, tenant=PROBE_TENANT), tls=tls, name="probe")
     return Running(
-        _Node(node, keep), "node", node.stat, lambda: probe(split_addresses(node.address)[0], session), metrics
+        _Node(node, keep, spans), "node", node.stat, lambda: probe(split_addresses(node.address)[0], session), metrics
     )
 
 
@@ -146,9 +151,10 @@ class _Directory:
 
 
 class _Node:
-    def __init__(self, node: ValueNode, keep: bool) -> None:
+    def __init__(self, node: ValueNode, keep: bool, spans: Exporter | None) -> None:
         self._node = node
         self._keep = keep
+        self._spans = spans
 
     @property
     def address(self) -> str:
@@ -160,6 +166,13 @@ class _Node:
 
     def stop(self) -> None:
         self._node.stop(keep=self._keep)
+        if self._spans is not None:
+            self._spans.close()
+
+
+def exporter_of(config: TraceConfig, name: str) -> Exporter | None:
+    """None if no spans are wanted. Raises ConfigError, or MissingExtra without opentelemetry."""
+    return Exporter(config.endpoint, name, config.share) if config.endpoint else None
 
 
 def open_tiers(store: StoreConfig, folder: Path, cipher: Cipher | None) -> tuple[DiskTier | None, BackingTier | None]:

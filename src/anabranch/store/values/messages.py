@@ -269,6 +269,13 @@ class Introduce(Message, frozen=True, kw_only=True):
     scopes: list[tuple[str, str, str]]
 
 
+class Trace(Message, frozen=True, kw_only=True):
+    """What follows on this lane belongs to this trace: a W3C traceparent, empty for none. Only callers that trace send
+    it. No answer."""
+
+    context: str = ""
+
+
 class Drain(Message, frozen=True, kw_only=True):
     """Trusted callers: take no new values, hand over what is worth it, leave when leases ended or `deadline_s`
     passed."""
@@ -317,6 +324,7 @@ ClientToNode = (
     | Pin
     | Prefetch
     | Introduce
+    | Trace
     | Drain
     | Verify
     | Listing

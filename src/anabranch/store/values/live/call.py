@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 class Call:
     """`deadline` (monotonic) bounds the call, `patience_s` each wait for one node."""
 
-    __slots__ = ("_lanes", "cancelled", "deadline", "patience_s")
+    __slots__ = ("_lanes", "cancelled", "deadline", "patience_s", "trace")
 
     def __init__(self, timeout_s: float, patience_s: float = float("inf")) -> None:
         self.deadline = time.monotonic() + timeout_s
         self.patience_s = patience_s
         self.cancelled = False
+        self.trace = ""
+        """The trace that it belongs to (`request_spans`)."""
         self._lanes: set[Lane] = set()
 
     @property
@@ -36,6 +38,8 @@ class Call:
         if self.cancelled:
             raise Unavailable("the call was cancelled")
         lane.until(self.deadline, self.patience_s)
+        if lane.trace != self.trace:
+            lane.follow(self.trace)
 
     def release(self, lane: Lane) -> None:
         self._lanes.discard(lane)

@@ -22,7 +22,7 @@ from anabranch.core.errors import AccessDenied, AnabranchError, DeadlineExceeded
 from anabranch.core.live.tls import is_tls
 from anabranch.core.messages import Message
 from anabranch.core.wire import HEADER, MAX_FRAME_BYTES, encode
-from anabranch.store.values.messages import Denied, NodeToClient
+from anabranch.store.values.messages import Denied, NodeToClient, Trace
 from anabranch.transfer.live.rails import Permit, Rail
 
 BUFFER_BYTES = 4 << 20
@@ -54,6 +54,7 @@ class Lane:
         self._permit = permit
         self._least_patience_s = least_patience_s
         self.deadline = float("inf")
+        self.trace = ""
         self._sock = sock
         self._timeout_s = -1.0
         self._buffer = bytearray(READ_AHEAD)
@@ -86,6 +87,11 @@ class Lane:
             return True
         self.lost = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
         return False
+
+    def follow(self, trace: str) -> None:
+        """What is sent from now on belongs to this trace."""
+        self.send(Trace(context=trace))
+        self.trace = trace
 
     def shut(self) -> None:
         """Make every wait, now or later, end at once. Any thread may call it."""

@@ -41,6 +41,7 @@ class NodeLane:
         self.tls = is_tls(sock)
         self.permit: Permit | None = None
         """Asked before bytes of values are sent, where the link is shaped."""
+        self.trace = ""
         self.max_frame_bytes = STRANGER_FRAME_BYTES
         self.bytes_in = 0
         self.bytes_out = 0

@@ -62,6 +62,7 @@ from anabranch.store.values.messages import (
     Return,
     Seal,
     Slice,
+    Trace,
     Verify,
     Welcome,
 )
@@ -71,6 +72,7 @@ from anabranch.transfer.live.rails import Links
 from anabranch.transfer.topology import split_addresses
 
 if TYPE_CHECKING:
+    from anabranch.store.values.live.request_spans import NodeSpans
     from anabranch.store.values.live.tenant_keys import TenantKeys
 
 MAX_LANES = 1024
@@ -81,13 +83,16 @@ CONTEXT_VALUES = 128.0
 TYPICAL_VALUE_BYTES = 64 << 10
 """What eviction's statistics take a value for, to know how many there are."""
 RECLAIMED_AT_ONCE = 256
+LISTED_AT_ONCE = 512
+SPANNED: tuple[type, ...] = (Put, Offer, Seal, Exists, Remove, Invalidate, Pin, Prefetch, Verify, Drain)
+"""Beside Get: what a trace shows of a node; slices are too many."""
 log = logging.getLogger(__name__)
 
 
 class ValueNode:
     """`data_dir` keeps what must survive a restart; `arena_path` and, beside it, `.index` and `.records` are shared
     memory, which outlives a killed process and is found again. `disk` and `backing` are the node's from now on: `stop`
-    closes them; `keys`: those that they seal with. Raises ConfigError for what cannot be."""
+    closes them; `keys`: those that they seal with. `spans`: for tracing. Raises ConfigError for what cannot be."""
 
     def __init__(
         self,
@@ -105,6 +110,7 @@ class ValueNode:
         faults: Faults = NO_FAULTS,
         links: Links | None = None,
         keys: TenantKeys | None = None,
+        spans: NodeSpans | None = None,
     ) -> None:
         must_authenticate(split_addresses(config.listen), access)
         self._links = links or Links()
@@ -142,6 +148,11 @@ class ValueNode:
         self._ticker = threading.Thread(target=self._tick, name=f"{node_id}-tick", daemon=True)
         self._bytes = [0, 0]
         self._handlers = self._make_handlers()
+        self._get = self._gets.get
+        if spans is not None:
+            self._get = spans.around("Get", self._get)
+            for kind in SPANNED:
+                self._handlers[kind] = spans.around(kind.__name__, self._handlers[kind])
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -155,7 +166,9 @@ class ValueNode:
         self._peers.start(self.address)
 
     def stop(self, *, keep: bool = False) -> None:
-        """Ends all lanes. `keep`: what DRAM holds is left for a successor, as after a kill."""
+        """Ends all lanes; once. `keep`: what DRAM holds is left for a successor, as after a kill."""
+        if self._stopping.is_set():
+            return
         self._stopping.set()
         for listener in self._listeners:
             listener.close()
@@ -300,6 +313,7 @@ class ValueNode:
             Invalidate: peers.invalidate,
             Prefetch: peers.prefetch,
             Drain: peers.drain,
+            Trace: lambda lane, session, message: setattr(lane, "trace", message.context),
             StatRequest: lambda lane, session, message: lane.send(self.stat()),
         }
 
@@ -401,7 +415,7 @@ class ValueNode:
         )
 
     def _exchange(self, lane: NodeLane, session: NodeSession) -> None:
-        handlers, gets, custody = self._handlers, self._gets, self.custody
+        handlers, get, custody = self._handlers, self._get, self.custody
         held = 0
         while (message := lane.receive()) is not None:
             if held:
@@ -410,7 +424,7 @@ class ValueNode:
                     custody.notice()
                 held = 0
             if type(message) is Get:
-                held = gets.get(lane, session, message)
+                held = get(lane, session, message)
                 continue
             handler = handlers.get(type(message))
             if handler is None:
@@ -439,6 +453,7 @@ class ValueNode:
             with custody.lock:
                 over = custody.expire(custody.now())
                 custody.shelf.settle()
+                custody.shelf.list_fresh(LISTED_AT_ONCE)
                 custody.shelf.drain_reclaim(RECLAIMED_AT_ONCE)
                 stuck = [lane for put in over if isinstance(put.session, NodeSession) for lane in put.session.lanes]
                 busy = any(item.writing for put in over for item in put.items)
