@@ -172,6 +172,25 @@ def test_local_reads_make_no_call_and_miss_what_is_removed(here: Rig) -> None:
     assert client.longest_prefix(keys) == 7
 
 
+def test_the_memory_of_a_dead_node_is_not_read_and_a_successors_is(here: Rig) -> None:
+    node = here.node("n", unix=True)
+    address = node.address
+    client = here.client(address)
+    assert client.put("k", b"v") is OK
+    with client.acquire(["k"]) as views:
+        assert views.valid
+        node.stop(keep=True)
+        assert not views.valid
+    assert client.get_into("k", bytearray(1)).outcome is Outcome.UNREACHABLE
+    assert client.exists_many(["k"]) == [None]
+    again = here.node("n", unix=True, listen=address)
+    until(lambda: client.get("k") == b"v", "the values that were kept")
+    until(lambda: client.stat().local, "the successor's memory")
+    assert client.remove(["k"]) == [OK]
+    assert client.get("k") is None
+    assert again.stat().census["values"] == 0
+
+
 def test_what_is_read_in_shared_memory_stays_when_room_is_made(here: Rig) -> None:
     client = here.client(here.node(unix=True, dram_bytes=16 << 20, eviction="lru").address)
     assert client.put("hot", noise(1 << 20)) is OK

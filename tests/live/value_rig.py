@@ -41,10 +41,10 @@ class Rig:
 
     def node(self, name: str = "n", *, dram_bytes: int = 64 << 20, unix: bool = False, **settings: Any) -> ValueNode:
         folder = self.folder / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         node = ValueNode(
             name,
-            StoreConfig(dram_bytes=dram_bytes, listen="127.0.0.1:0", **settings),
+            StoreConfig(dram_bytes=dram_bytes, **{"listen": "127.0.0.1:0", **settings}),
             unix_address=f"unix:{folder}/s" if unix else "",
             arena_path=str(folder / "arena"),
             data_dir=str(folder / "data"),

@@ -115,4 +115,5 @@ def acquire(
         ends=float("inf") if lease is None else lease.ends,
         give_back=(lambda: None) if lease is None else lease.give_back,
         renew=(lambda: float("inf")) if lease is None else lease.renew,
+        alive=lambda: memory is None or memory.alive,
     )

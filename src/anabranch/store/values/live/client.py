@@ -290,7 +290,7 @@ class Client:
     def _acquire(self, keys: Sequence[Key], call: Call) -> Views:
         names = names_of(keys, self._nodes.name_key(call)) if keys else b""
         home = self._nodes.home(call)
-        return acquire(names, home, self._memories.get(home.address), self._reads.get, call)
+        return acquire(names, home, self._memory(call), self._reads.get, call)
 
     def _exists_many(self, keys: Sequence[Key], call: Call) -> list[bool | None]:
         if not keys:
@@ -331,7 +331,7 @@ class Client:
         self._nodes.name_key(call)
         home = self._nodes.home(call)
         nodes, unreachable = self._questions.stat(call)
-        local = home.address in self._memories
+        local = self._memory(call) is not None
         return StoreStat(home=home.address, nodes=nodes, unreachable=unreachable, lanes=self._nodes.lanes, local=local)
 
     # --- what the parts tell --------------------------------------------------------------------------------------
@@ -344,12 +344,16 @@ class Client:
         return memory if memory is not None and memory.alive else None
 
     def _at_home(self, pool: LanePool, welcome: Welcome) -> None:
-        """A node let us in, perhaps a new process at an old address."""
-        former = self._memories.pop(pool.address, None)
+        """A node let us in: perhaps a new process at an old address."""
+        former = self._memories.get(pool.address)
+        if former is not None and former.alive and former.of(welcome):
+            return
         if former is not None:
+            del self._memories[pool.address]
             former.close()
-        if self._use_local and not self._closed and self._session.same_host(welcome):
-            memory = LocalMemory.attach(welcome, self._scope, Recency(pool, self._workers.submit))
+        if self._use_local and not self._closed:
+            recency = Recency(pool, self._workers.submit)
+            memory = LocalMemory.attach(welcome, self._session, self._scope, recency)
             if memory is not None:
                 self._memories[pool.address] = memory
 

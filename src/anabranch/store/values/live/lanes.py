@@ -181,12 +181,12 @@ class LanePool:
                 self.failed()
             raise
         self.opened += 1
+        try:
+            self._on_welcome(self, welcome)
+        except AnabranchError:
+            self._end(lane)
+            raise
         if self.welcome is None or self.welcome != msgspec.structs.replace(welcome, proof=self.welcome.proof):
-            try:
-                self._on_welcome(self, welcome)
-            except AnabranchError:
-                self._end(lane)
-                raise
             self.welcome = welcome
             lane = self._nearer(lane, welcome, timeout_s)
         with self._lock:

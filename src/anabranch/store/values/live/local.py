@@ -1,11 +1,13 @@
 """A node's memory, seen from a client on the same host: names are looked up and bytes copied without a call.
 
 Read-only. A copy counts only if the index still says afterwards that the place was the value's all the time; any doubt
-is a miss, and the node is asked.
+is a miss, and the node is asked. A lane to the node, on which nothing is ever said, shows that its process lives: what
+a dead one left behind is nobody's to read, others may have removed or invalidated it since.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -15,7 +17,9 @@ from anabranch.core.errors import AnabranchError, Unavailable
 from anabranch.store.values.contracts import Place
 from anabranch.store.values.got import Got
 from anabranch.store.values.live.index import SharedIndexReader
+from anabranch.store.values.live.lane import Lane
 from anabranch.store.values.live.recency import Recency
+from anabranch.store.values.live.session import Session
 from anabranch.store.values.live.sinks import Sink
 from anabranch.store.values.messages import Welcome
 from anabranch.store.values.outcome import Outcome
@@ -24,6 +28,7 @@ from anabranch.store.values.scope import NAME_BYTES, Key
 
 UNLOCKED_BYTES = 64 << 10
 """A copy of at least so many bytes lets other threads run meanwhile."""
+TETHER_S = 1.0
 TIER = "dram"
 
 
@@ -48,8 +53,18 @@ class _Buffer(ctypes.Structure):
 class LocalMemory:
     """A mapped arena and its index. Whoever is copying keeps the mapping alive: closing never pulls it away."""
 
-    def __init__(self, index: SharedIndexReader, arena: mmap.mmap, scope: bytes, recency: Recency) -> None:
+    def __init__(
+        self,
+        welcome: Welcome,
+        index: SharedIndexReader,
+        arena: mmap.mmap,
+        scope: bytes,
+        recency: Recency,
+        tether: Lane,
+    ) -> None:
+        self._inodes = welcome.arena_inode, welcome.index_inode
         self._index = index
+        self._tether = tether
         self._recency = recency
         self._scope = scope
         self._arena: memoryview | None = memoryview(arena)
@@ -57,28 +72,36 @@ class LocalMemory:
         self._base = _address(arena)
 
     @classmethod
-    def attach(cls, welcome: Welcome, scope: bytes, recency: Recency) -> LocalMemory | None:
+    def attach(cls, welcome: Welcome, session: Session, scope: bytes, recency: Recency) -> LocalMemory | None:
         """None: the node's memory cannot be seen from here (another mount namespace, another user, replaced)."""
-        if not welcome.arena_path or not welcome.index_path:
+        if not (session.same_host(welcome) and welcome.arena_path and welcome.index_path and welcome.local_address):
             return None
-        try:
-            index = SharedIndexReader.attach(welcome.index_path)
-        except AnabranchError:
-            return None
-        try:
-            if index.inode == welcome.index_inode:
-                return cls(index, _map(welcome.arena_path, welcome.arena_inode), scope, recency)
-        except (OSError, ValueError, Unavailable):
-            pass  # the node is asked instead
-        index.close()
-        return None
+        with contextlib.ExitStack() as undo:
+            try:
+                tether, again = session.open(welcome.local_address, TETHER_S)
+                undo.callback(tether.close)
+                index = SharedIndexReader.attach(welcome.index_path)
+                undo.callback(index.close)
+                if again.arena_inode != welcome.arena_inode or index.inode != welcome.index_inode:
+                    return None
+                memory = cls(welcome, index, _map(welcome.arena_path, welcome.arena_inode), scope, recency, tether)
+            except (AnabranchError, OSError, ValueError):
+                return None  # the node is asked instead
+            undo.pop_all()
+            return memory
 
     @property
     def alive(self) -> bool:
-        return self._arena is not None and self._index.alive
+        """The node's process lives, and its index and arena are those that are mapped here."""
+        return self._arena is not None and self._index.alive and self._tether.quiet
+
+    def of(self, welcome: Welcome) -> bool:
+        """It is that node's, and not replaced."""
+        return self._inodes == (welcome.arena_inode, welcome.index_inode)
 
     def close(self) -> None:
         self._index.close()
+        self._tether.close()
         self._arena = None  # unmapped with the last view of it
 
     def present_keys(self, keys: Sequence[Key], name_key: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Sequence
 
@@ -147,7 +148,18 @@ class Nodes:
 
 
 def _distance(address: str) -> int:
-    """UNIX sockets, then loopback, then the rest."""
+    """UNIX sockets, then loopback, then this host's other addresses, then the rest."""
     if address.startswith("unix:"):
         return 0
-    return 1 if is_local(address) else 2
+    return 1 if is_local(address) else 2 if _own(address) else 3
+
+
+def _own(address: str) -> bool:
+    """One of this host's own addresses: packets to it would leave from it. Nothing is sent."""
+    host = address.split("+")[0].rpartition(":")[0]
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            return bool(probe.getsockname()[0] == host)
+    except (OSError, UnicodeError):
+        return False

@@ -20,7 +20,8 @@ class Views(Sequence[memoryview | None]):
 
     A view is good until the lease ends: hold it shorter than `left_s`, or call `renew`. After the end `views[i]` raises
     StaleLease, and bytes read since may be another value's: what was computed from them counts only if `valid` is still
-    true afterwards. Copies (`zero_copy` False, the value came from another host) are good for ever.
+    true afterwards (it is not after the node's death, either). Copies (`zero_copy` False, the value came from another
+    host) are good for ever.
     """
 
     def __init__(
@@ -32,12 +33,13 @@ class Views(Sequence[memoryview | None]):
         ends: float,
         give_back: Callable[[], None],
         renew: Callable[[], float | None],
+        alive: Callable[[], bool],
     ) -> None:
         self.got = got
         self._views = views
         self._copied = copied
         self._ends = ends
-        self._give_back, self._renew = give_back, renew
+        self._give_back, self._renew, self._alive = give_back, renew, alive
         self._over = False
 
     @property
@@ -48,7 +50,9 @@ class Views(Sequence[memoryview | None]):
     @property
     def valid(self) -> bool:
         """Everything that was read from any view so far was the value's."""
-        return not self._over and (self.left_s > 0 or len(self._copied) == sum(v is not None for v in self._views))
+        if self._over or len(self._copied) == sum(view is not None for view in self._views):
+            return not self._over
+        return self.left_s > 0 and self._alive()
 
     def zero_copy(self, i: int) -> bool:
         return self._views[i] is not None and i not in self._copied
