@@ -38,9 +38,11 @@ class ScopeState:
 
 class Entry:
     """A committed value in DRAM. `refs`: leases, pins and transfers that use it. `removed`: it has no name any more and
-    goes with its last reference. `listed`: eviction knows it. `uses`: how often it was read."""
+    goes with its last reference. `listed`: eviction knows it; `fresh` not 0: it will soon. `uses`: how often it was
+    read."""
 
     __slots__ = (
+        "fresh",
         "generation",
         "listed",
         "name",
@@ -81,6 +83,7 @@ class Entry:
         self.uses = 0
         self.removed = False
         self.listed = False
+        self.fresh = 0
         self.on_disk = False
         self.queued = False
         self.pin = 0.0

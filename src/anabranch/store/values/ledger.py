@@ -30,7 +30,7 @@ class Ledger:
         self._tenants: set[str] = set()
 
     def asked(self, call: Call, tenant: str, items: int) -> None:
-        self.counters[labelled("asked", call=call, tenant=self._named(tenant))] += items
+        self.counters[_asked(call, self._named(tenant))] += items
 
     def answered(self, call: Call, tenant: str, outcome: int, tier: str = "", *, items: int = 1, size: int = 0) -> None:
         """`tier`: where an OK item of a get was found; `size`: bytes of these items that went to or came from the
@@ -47,6 +47,9 @@ class Ledger:
 
     def answered_all(self, call: Call, tenant: str, outcomes: bytes) -> None:
         """A batch whose items have no tier or size of their own."""
+        if len(outcomes) == 1:
+            self.answered(call, tenant, outcomes[0])
+            return
         for outcome, items in Counter(outcomes).items():
             self.answered(call, tenant, outcome, items=items)
 
@@ -81,6 +84,11 @@ def _key(name: str, labels: tuple[tuple[str, str], ...]) -> str:
     # A tenant's name may hold anything printable, so what is between the labels is not.
     inside = "\x1f".join(f"{label}={value}" for label, value in labels)
     return f"{name}{{{inside}}}" if inside else name
+
+
+@lru_cache(maxsize=4096)
+def _asked(call: str, tenant: str) -> str:
+    return labelled("asked", call=call, tenant=tenant)
 
 
 @lru_cache(maxsize=4096)

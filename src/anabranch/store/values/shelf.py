@@ -9,7 +9,7 @@ asks.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -25,6 +25,9 @@ TOUCHES_REMEMBERED = 512
 """Reads whose recency waits for the next eviction; beyond it a read in a row of reads is forgotten."""
 
 
+FRESH_REMEMBERED = 1 << 15
+"""New values that eviction has yet to hear of: in a burst of puts it hears of them afterwards."""
+FRESH_AT_ONCE = 256
 EVICTED_AT_ONCE = 64
 """Values that one call evicts: whoever needs more room calls again, and lets others in between."""
 
@@ -77,7 +80,8 @@ class Shelf:
         self._slots: list[Entry | None] = []
         self._free_slots: list[int] = []
         self._generation = first_generation - 1
-        self._touched: dict[bytes, None] = {}
+        self._touched: dict[bytes, Entry] = {}
+        self._fresh: deque[Entry] = deque()
         self._starts: dict[int, Entry] = {}
         self._ends: dict[int, Entry] = {}
         self._held_bytes = 0
@@ -129,7 +133,7 @@ class Shelf:
         entry.uses += 1
         touched = self._touched
         if len(touched) < TOUCHES_REMEMBERED:
-            touched[entry.name] = None
+            touched[entry.name] = entry
         tenant = entry.scope.tenant
         if tenant.quota_bytes:
             tenant.order.move_to_end(entry.name)
@@ -154,14 +158,37 @@ class Shelf:
             self._tree.release(entry.name)
         elif entry.removed:
             self._free(entry)
-        elif entry.live:
-            self._list(entry)
-        else:
+        elif not entry.live:
             self.drop(entry)
+        elif entry.parent or entry.scope.tenant.quota_bytes:
+            # Its parent must not go before it; and a quota looks for values that eviction knows.
+            self._list(entry)
+        elif not entry.fresh:
+            entry.fresh = entry.uses + 1
+            self._fresh.append(entry)
+            if len(self._fresh) > FRESH_REMEMBERED:
+                self.list_fresh(2)
+
+    def list_fresh(self, count: int) -> None:
+        """Tell eviction of up to `count` values that are new, those that were read meanwhile last."""
+        fresh = self._fresh
+        while fresh and count > 0:
+            entry = fresh.popleft()
+            count -= 1
+            if not entry.fresh or entry.refs:
+                entry.fresh = 0
+            elif entry.fresh != entry.uses + 1:
+                entry.fresh = entry.uses + 1
+                fresh.append(entry)
+            else:
+                self._list(entry)
+                if entry.uses:
+                    self._tree.reuse(entry.name)
 
     def _list(self, entry: Entry) -> None:
-        """A new value is unused for the first time: from now on eviction knows it."""
+        """A value is unused: from now on eviction knows it."""
         entry.listed = True
+        entry.fresh = 0
         try:
             self._tree.insert(entry.name, entry.parent, entry.slot, held=False)
         except InvalidInput:
@@ -174,6 +201,9 @@ class Shelf:
             for state in self.scopes.states():
                 if state.tenant is tenant:
                     tenant.order.update(state.entries)
+                    for entry in state.entries.values():
+                        if entry.fresh and not entry.refs:
+                            self._list(entry)
         tenant.quota_bytes, tenant.pin_quota_bytes = quota_bytes, pin_quota_bytes
 
     # --- room -----------------------------------------------------------------------------------------------------
@@ -204,11 +234,10 @@ class Shelf:
         """Let eviction know of the reads so far."""
         touched, self._touched = self._touched, {}
         tree = self._tree
-        for name in touched:
-            slot = tree.find(name)
-            if slot is None:
+        for name, entry in touched.items():
+            if not entry.listed:
                 continue
-            if self._entry(slot).refs:
+            if entry.refs:
                 tree.reuse(name)
             else:
                 tree.hold(name)
@@ -218,6 +247,7 @@ class Shelf:
     def _make_room(self, size: int, need: int) -> int | None:
         if need > self.evictable_bytes:
             return None
+        self.list_fresh(FRESH_AT_ONCE)
         self.settle()
         gone = self._gone
         for _ in range(EVICTED_AT_ONCE):
@@ -237,8 +267,10 @@ class Shelf:
         return None
 
     def _evict(self) -> bool:
-        if not self._tree.evictable:
-            return False
+        while not self._tree.evictable:
+            if not self._fresh:
+                return False
+            self.list_fresh(FRESH_AT_ONCE)
         slot, _, _ = self._tree.pop_victim()
         entry = self._entry(slot)
         entry.listed = False
@@ -386,6 +418,7 @@ class Shelf:
         if entry.listed:
             self._tree.remove(entry.name)
             entry.listed = False
+        entry.fresh = 0
         self._unname(entry)
         if entry.refs:
             entry.removed = True
