@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from value_maker import SCOPE, Names, content, made
 
-from anabranch.core.errors import ConfigError, Unavailable
+from anabranch.core.errors import ConfigError, InvalidInput, Unavailable
 from anabranch.core.faults import NO_FAULTS, Faults
 from anabranch.store.values.contracts import Cipher, Record
 from anabranch.store.values.live.backing import FolderBacking, ObjectBacking, PackedBacking, open_backing
@@ -166,6 +166,20 @@ def test_what_was_removed_stays_away_and_its_name_is_free(tier: Callable[[], Dis
     expected = [OK, MISSING] + [OK] * 8 + [OK] + [MISSING] * 4
     assert load(opened, keys) == expected
     assert load(tier(), keys) == expected
+
+
+def test_a_record_that_does_not_fit_its_bytes_is_refused(tier: Callable[[], DiskAsTier | PackedBacking]) -> None:
+    opened = tier()
+    record, data = made(b"n" * 32, 1000)
+    for wrong in (
+        Record(record.name, SCOPE, 999, record.sums),
+        Record(record.name, SCOPE, 1000, ()),
+        Record(b"short", SCOPE, 1000, record.sums),
+        Record(record.name, b"short", 1000, record.sums),
+    ):
+        with pytest.raises(InvalidInput):
+            opened.store([(record, data), (wrong, data)])
+    assert load(opened, [record.name]) == [MISSING]
 
 
 def test_a_closed_tier_says_so(tier: Callable[[], DiskAsTier | PackedBacking]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from anabranch.core.errors import IntegrityError
@@ -101,6 +102,22 @@ def test_frames_of_the_files_earlier_life_do_not_count() -> None:
     assert scanned(old, 7).frames == []
     assert scanned(bytes(4096), 7).frames == []
     assert scanned(b"", 7).frames == []
+
+
+def test_an_entry_that_no_value_can_have_ends_the_index_though_its_checksum_is_right() -> None:
+    good = entries(1)[0]
+    for bad in (
+        msgspec.structs.replace(good, sums=()),
+        msgspec.structs.replace(good, name=b"short"),
+        msgspec.structs.replace(good, scope=b"s" * 17),
+        msgspec.structs.replace(good, offset=-1),
+        msgspec.structs.replace(good, stored=good.size - 1),
+        msgspec.structs.replace(good, stored=good.size * 2),
+    ):
+        assert scanned(pack_frame(7, 1, [good, bad]), 7).frames == []
+    index = LogIndex(1)
+    index.adopt(Segment(7, SIZE), [(1, [good])], Removals())
+    assert len(index) == 0
 
 
 def test_a_pack_is_opened_by_its_last_frame_or_not_at_all() -> None:

@@ -149,6 +149,8 @@ class LogIndex:
             for sequence, entry in enumerate(entries, first):
                 item = Item(entry.record, segment.number, entry.offset, entry.stored, sequence)
                 other = self._items.get(entry.name)
+                if entry.offset + entry.stored > segment.size_bytes:
+                    continue  # no program of ours wrote it
                 if removals.covers(item) or (other is not None and other.sequence > sequence):
                     self.bury(item)
                 else:

@@ -10,8 +10,8 @@ of many megabytes waste what the other would need. The index is a row of *frames
 
 A frame is never changed once written: a page that holds old and new frames has equal old bytes before and after any
 torn write. Its checksum covers its segment's id and the checksum of the frame before it: neither frames of the file's
-earlier life count, nor those behind a frame that a crash of the machine lost. A kill between data and frame loses values
-that nobody was told about. Packs of the backing tier end in one frame of the same form.
+earlier life count, nor those behind a frame that a crash of the machine lost. A kill between data and frame loses
+values that nobody was told about. Packs of the backing tier end in one frame of the same form.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import msgspec
 import xxhash
+from msgspec import Meta
 
-from anabranch.core.errors import IntegrityError
+from anabranch.core.errors import IntegrityError, InvalidInput
 from anabranch.store.values.contracts import Record
+from anabranch.store.values.scope import NAME_BYTES, SCOPE_BYTES
+from anabranch.store.values.slices import slice_count
 
 PAGE = 4096
 VERSION = 1
@@ -43,13 +47,18 @@ _KINDS = {b"name": 32, b"scop": 16}
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One value in a segment. `stored` bytes at `offset`; more than `size` where a cipher sealed it."""
 
-    name: bytes
-    scope: bytes
-    size: int
+    name: Annotated[bytes, Meta(min_length=NAME_BYTES, max_length=NAME_BYTES)]
+    scope: Annotated[bytes, Meta(min_length=SCOPE_BYTES, max_length=SCOPE_BYTES)]
+    size: Annotated[int, Meta(ge=0)]
     sums: tuple[int, ...]
-    parent: bytes
-    offset: int
-    stored: int
+    parent: Annotated[bytes, Meta(max_length=NAME_BYTES)]
+    offset: Annotated[int, Meta(ge=0)]
+    stored: Annotated[int, Meta(ge=0)]
+
+    @property
+    def is_sound(self) -> bool:
+        """It can be read without harm, whoever wrote it."""
+        return len(self.sums) == slice_count(self.size) and 0 <= self.stored - self.size <= 1024 + self.size // 1024
 
     @classmethod
     def of(cls, record: Record, offset: int, stored: int) -> Entry:
@@ -70,6 +79,20 @@ class Removal(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Entry])
+
+
+def require_sound(record: Record, data_bytes: int) -> None:
+    """Raises InvalidInput for a record that does not describe a value of `data_bytes` bytes."""
+    if (
+        len(record.name) != NAME_BYTES
+        or len(record.scope) != SCOPE_BYTES
+        or len(record.parent) > NAME_BYTES
+        or record.size != data_bytes
+        or len(record.sums) != slice_count(data_bytes)
+    ):
+        raise InvalidInput(
+            f"a record of {record.size} bytes with {len(record.sums)} sums for {data_bytes} bytes of data"
+        )
 
 
 def segment_name(segment: int) -> str:
@@ -153,7 +176,9 @@ def _last_frame(view: memoryview, end: int, segment: int, previous: int) -> tupl
         entries = _decoder.decode(body)
     except msgspec.MsgspecError:
         return 0  # a sound checksum over fields of another version
-    return (first, entries, length + TRAILER_BYTES, checksum) if len(entries) == count else 0
+    if len(entries) != count or not all(entry.is_sound for entry in entries):
+        return 0
+    return first, entries, length + TRAILER_BYTES, checksum
 
 
 def _sum(fields: bytes, body: bytes | memoryview) -> int:

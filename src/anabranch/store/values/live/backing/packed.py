@@ -17,7 +17,7 @@ from anabranch.store.values.live.backing.catalog import Catalog
 from anabranch.store.values.live.backing.objects import Objects
 from anabranch.store.values.live.backing.rewriting import compact
 from anabranch.store.values.live.backing.upkeep import Upkeep
-from anabranch.store.values.log_format import Entry
+from anabranch.store.values.log_format import Entry, require_sound
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.packs import PACK_BYTES, pack_object
 from anabranch.store.values.scope import NAME_BYTES
@@ -86,6 +86,8 @@ class PackedBacking:
 
     def store(self, batch: Sequence[tuple[Record, memoryview]]) -> list[Outcome]:
         self._check_open()
+        for record, data in batch:
+            require_sound(record, data.nbytes)
         with self._storing:
             outcomes, jobs = self._admit(batch)
             try:

@@ -26,7 +26,7 @@ from anabranch.store.values.live.log.recovery import recover, shrink
 from anabranch.store.values.live.log.removals import RemovalLog
 from anabranch.store.values.live.log.sync import GroupSync
 from anabranch.store.values.log import Item, LogIndex, own_segment_bytes, segment_bytes_for
-from anabranch.store.values.log_format import Removal
+from anabranch.store.values.log_format import Removal, require_sound
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.scope import NAME_BYTES
 from anabranch.transfer.live.tally import Tally
@@ -38,9 +38,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class ValueLog:
     """See `contracts.DiskTier`. In addition:
 
-    `append` answers DIFFERS for other bytes under a name that is there, TOO_BIG for what can never fit. After a failed
-    write, writes pause: they answer FULL at once and are tried again every `retry_s`. `durable` appends that wait at
-    the same time share one flush; if it fails they answer FULL.
+    `append` raises InvalidInput for a record that does not fit its bytes. It answers DIFFERS for other bytes under a
+    name that is there, TOO_BIG for what can never fit. After a failed write, writes pause: they answer FULL at once and
+    are tried again every `retry_s`. `durable` appends that wait at the same time share one flush; if it fails they
+    answer FULL, and the segments concerned are dropped.
 
     `read` answers TOO_BIG for a buffer that is too small, UNREACHABLE if the device reports an error (the value stays),
     STALE for a sealed value whose key is gone. The buffers belong to the call until it returns, however long a device
@@ -151,6 +152,8 @@ class ValueLog:
 
     def append(self, batch: Sequence[tuple[Record, memoryview]], *, durable: bool) -> list[Outcome]:
         self._check_open()
+        for record, data in batch:
+            require_sound(record, data.nbytes)
         with self._writing:
             self._shorten_removals()
             outcomes, jobs = self._admit(batch)
