@@ -175,7 +175,7 @@ class Shelf:
         while fresh and count > 0:
             entry = fresh.popleft()
             count -= 1
-            if not entry.fresh or entry.refs:
+            if not entry.fresh or entry.refs or not entry.live:
                 entry.fresh = 0
             elif entry.fresh != entry.uses + 1:
                 entry.fresh = entry.uses + 1
@@ -362,9 +362,10 @@ class Shelf:
     ) -> Entry:
         """Name what was reserved; the caller has made sure that the name is free in its scope. The entry has one
         reference, the caller's."""
-        slot = self._tree.find(name)
-        if slot is not None:
-            self.drop(self._entry(slot))
+        for dead in self.scopes.reclaim:
+            former = dead.pop(name, None)
+            if former is not None and self._slots[former.slot] is former:
+                self.drop(former)
         entry = self._new(scope, name, size, sums, parent, start)
         if scope.tenant.quota_bytes:
             scope.tenant.order[name] = entry
@@ -415,6 +416,8 @@ class Shelf:
             return
         if entry.pin and self.unpin is not None:
             self.unpin(entry)
+            if self._slots[entry.slot] is not entry:
+                return  # it was dead already, and that was its last reference
         if entry.listed:
             self._tree.remove(entry.name)
             entry.listed = False
