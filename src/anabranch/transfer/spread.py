@@ -132,7 +132,14 @@ class Spread(Generic[R]):
 
     def finish_s(self, rail: R, count: int, now: float) -> float:
         """How long from now until `count` more bytes would be done."""
-        return (self._rails[rail].backlog + count) * self.cost(rail, now)
+        return self.busy_s(rail, now) + count * self.cost(rail, now)
+
+    def busy_s(self, rail: R, now: float) -> float:
+        """How long from now until what is under way would be done. What is overdue is not nearly done: it counts in
+        full."""
+        state, cost = self._rails[rail], self.cost(rail, now)
+        whole, elapsed = state.backlog * cost, now - state.since
+        return whole - elapsed if state.backlog and elapsed < whole * (1 - 1e-9) else whole
 
     def cost(self, rail: R, now: float) -> float:
         """Seconds a byte, as it looks now."""
@@ -207,10 +214,15 @@ class RailQueue(Generic[R, S]):
 
     def _better_left(self, rail: R, count: int, now: float) -> bool:
         spread = self._spread
-        others = [other for other in spread.in_use() if other != rail]
-        if not others or rail not in spread.in_use():  # a probe is not held back: it must happen some time
+        if rail not in spread.in_use():  # a probe is not held back: it must happen some time
             return False
-        speed = sum(1 / spread.cost(other, now) for other in others)
-        work = self._waiting_bytes + sum(spread.backlog(other) for other in others)
-        soonest = min(spread.finish_s(other, count, now) for other in others)
-        return spread.finish_s(rail, count, now) > max(work / speed, soonest)
+        others = [(spread.cost(o, now) * count, spread.busy_s(o, now)) for o in spread.in_use() if o != rail]
+        return others_are_sooner(spread.finish_s(rail, count, now), self._waiting_bytes / count, others)
+
+
+def others_are_sooner(own_s: float, waiting: float, others: Iterable[tuple[float, float]]) -> bool:
+    """Whether `others`, each (seconds a slice, seconds until it has room), would be done with all `waiting` slices
+    before one that takes `own_s` for its next. Never true for the fastest when all are idle: somebody always takes a
+    slice."""
+    before_s = own_s * (1 - 1e-9)
+    return sum(max(0, int((before_s - busy_s) / slice_s)) for slice_s, busy_s in others if slice_s > 0) >= waiting
