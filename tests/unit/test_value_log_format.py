@@ -270,5 +270,17 @@ def test_neighbours_are_one_read() -> None:
     assert len(plan_reads(twice, gap_bytes=64 << 10, run_bytes=4 << 20, pieces=256)) == 2
 
 
+def test_a_large_value_is_read_in_parts_unless_it_is_sealed() -> None:
+    plain, sealed = Item(record(9 << 20), 1, 4096, 9 << 20, 0), Item(record(9 << 20), 2, 0, (9 << 20) + 320, 0)
+    runs = plan_reads([(0, plain), (1, sealed)], gap_bytes=0, run_bytes=4 << 20, pieces=8, part_bytes=2 << 20)
+    assert [[(p.wish, p.start, p.length) for p in run.pieces] for run in runs] == [
+        [(0, 0, 2 << 20), (0, 2 << 20, 2 << 20)],
+        [(0, 4 << 20, 2 << 20), (0, 6 << 20, 2 << 20)],
+        [(0, 8 << 20, 1 << 20)],
+        [(1, 0, (9 << 20) + 320)],
+    ]
+    assert runs[1].pieces[0].offset == 4096 + (4 << 20)
+
+
 def test_the_format_has_its_version_in_every_name() -> None:
     assert segment_name(255) == "v1-00000000000000ff.seg"

@@ -262,11 +262,12 @@ class Removals:
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Bytes `offset` … `offset + stored` of a segment belong to wish number `wish`."""
+    """Bytes `start` … `start + length` of wish number `wish`, which lie at `offset` of a segment."""
 
     wish: int
     offset: int
-    stored: int
+    length: int
+    start: int = 0
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -276,17 +277,27 @@ class Run(msgspec.Struct, frozen=True):
     pieces: list[Piece]
 
 
-def plan_reads(items: Sequence[tuple[int, Item]], *, gap_bytes: int, run_bytes: int, pieces: int) -> list[Run]:
+def plan_reads(
+    items: Sequence[tuple[int, Item]], *, gap_bytes: int, run_bytes: int, pieces: int, part_bytes: int = 0
+) -> list[Run]:
     """Join neighbours: at most `gap_bytes` between two, `run_bytes` and `pieces` in all (one larger value is a run of
-    its own). `items`: (wish, item)."""
+    its own). Plain values are cut into parts of `part_bytes`, if given. `items`: (wish, item)."""
     runs: list[Run] = []
     for wish, item in sorted(items, key=lambda pair: (pair[1].segment, pair[1].offset)):
-        piece = Piece(wish, item.offset, item.stored)
-        if runs and runs[-1].segment == item.segment and len(runs[-1].pieces) < pieces:
-            first, last = runs[-1].pieces[0], runs[-1].pieces[-1]
-            gap = item.offset - last.offset - last.stored
-            if 0 <= gap <= gap_bytes and item.offset + item.stored - first.offset <= run_bytes:
-                runs[-1].pieces.append(piece)
-                continue
-        runs.append(Run(item.segment, [piece]))
+        for piece in _parts(wish, item, part_bytes):
+            if runs and runs[-1].segment == item.segment and len(runs[-1].pieces) < pieces:
+                first, last = runs[-1].pieces[0], runs[-1].pieces[-1]
+                gap = piece.offset - last.offset - last.length
+                if 0 <= gap <= gap_bytes and piece.offset + piece.length - first.offset <= run_bytes:
+                    runs[-1].pieces.append(piece)
+                    continue
+            runs.append(Run(item.segment, [piece]))
     return runs
+
+
+def _parts(wish: int, item: Item, part_bytes: int) -> list[Piece]:
+    if not part_bytes or item.stored <= part_bytes or item.stored != item.record.size:
+        return [Piece(wish, item.offset, item.stored)]
+    return [
+        Piece(wish, item.offset + at, min(part_bytes, item.stored - at), at) for at in range(0, item.stored, part_bytes)
+    ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
+from functools import cached_property
 
 import msgspec
 
@@ -13,12 +14,13 @@ from anabranch.store.values.contracts import Cipher
 from anabranch.store.values.live.log.direct import aligned_buffer
 from anabranch.store.values.live.log.files import LogFiles
 from anabranch.store.values.live.log.reader import GAP_BYTES, PIECES, READ_BYTES, SegmentReader, slices_match
-from anabranch.store.values.log import Item, Run, Segment, plan_reads
+from anabranch.store.values.log import Item, Piece, Run, Segment, plan_reads
 from anabranch.store.values.outcome import Outcome
+from anabranch.store.values.slices import SLICE_BYTES
 from anabranch.transfer.live.tally import Tally
 from anabranch.transfer.live.workers import Workers
 
-SPLIT_BYTES = 2 << 20
+SPLIT_BYTES = 1 << 20
 
 
 class Wish(msgspec.Struct, eq=False, gc=False):
@@ -49,65 +51,65 @@ class Fetch:
     def fetch(self, wishes: list[Wish], outcomes: list[Outcome]) -> None:
         """Set the outcome of every wish."""
         placed = [(n, wish.item) for n, wish in enumerate(wishes) if wish.item.stored]
-        for wish in wishes:
-            if not wish.item.stored:
-                outcomes[wish.index] = Outcome.OK
-        runs = deque(plan_reads(placed, gap_bytes=GAP_BYTES, run_bytes=READ_BYTES, pieces=PIECES))
         total = sum(item.stored for _, item in placed)
-        # A second reader keeps the device busy while the first one checks sums. If it is stuck in a hung device, the
-        # next callers do without it: it harms only the call whose run it has.
-        if len(runs) < 2 or total < SPLIT_BYTES or not self._second_free.acquire(blocking=False):
-            self._work(runs, wishes, outcomes)
+        # Two threads: one keeps the device busy while the other checks sums.
+        half = max(align_slice(total // 2), SLICE_BYTES) if total >= SPLIT_BYTES else READ_BYTES
+        size = min(half, READ_BYTES)
+        plan = plan_reads(placed, gap_bytes=GAP_BYTES, run_bytes=size, pieces=PIECES, part_bytes=size)
+        order = _Order(deque(plan), wishes)
+        if len(plan) < 2 or total < SPLIT_BYTES:
+            self._work(order)
+        else:
+            self._work_together(order)
+        for n, wish in enumerate(wishes):
+            outcomes[wish.index] = order.outcome(n)
+
+    def _work_together(self, order: _Order) -> None:
+        """If the second thread is stuck in a hung device, the next callers do without it: it harms only the call whose
+        run it has."""
+        if not self._second_free.acquire(blocking=False):
+            self._work(order)
             return
         done = threading.Event()
 
         def second() -> None:
             try:
-                self._work(runs, wishes, outcomes)
+                self._work(order)
             finally:
                 self._second_free.release()
                 done.set()
 
         self._second.submit(second)
-        self._work(runs, wishes, outcomes)
+        self._work(order)
         done.wait()
 
-    def _work(self, runs: deque[Run], wishes: list[Wish], outcomes: list[Outcome]) -> None:
-        while True:
+    def _work(self, order: _Order) -> None:
+        while (run := order.next()) is not None:
             try:
-                run = runs.popleft()
-            except IndexError:
-                return
-            mine = [wishes[piece.wish] for piece in run.pieces]
-            try:
-                for wish, outcome in zip(mine, self._read(run, mine), strict=True):
-                    outcomes[wish.index] = outcome
+                self._read(run, order)
             except OSError:
                 self._tally.add("log_read_errors")
-                for wish in mine:
-                    outcomes[wish.index] = Outcome.UNREACHABLE
+                for piece in run.pieces:
+                    order.failed[piece.wish] = Outcome.UNREACHABLE
 
-    def _read(self, run: Run, wishes: list[Wish]) -> list[Outcome]:
-        targets = [aligned_buffer(w.item.stored)[: w.item.stored] if w.sealed else w.view for w in wishes]
+    def _read(self, run: Run, order: _Order) -> None:
+        wishes = [order.wishes[piece.wish] for piece in run.pieces]
+        targets = [
+            aligned_buffer(piece.length) if wish.sealed else wish.view[piece.start : piece.start + piece.length]
+            for piece, wish in zip(run.pieces, wishes, strict=True)
+        ]
         with self._files.use(run.segment) as fd:
-            self._tally.add("log_reads")
-            self._tally.add("log_read_bytes", sum(target.nbytes for target in targets))
-            if len(wishes) == 1 and targets[0].nbytes > READ_BYTES:
-                return [self._read_large(fd, wishes[0], targets[0])]
-            self._reader.read(fd, [(w.item.offset, target) for w, target in zip(wishes, targets, strict=True)])
-        return [self._checked(wish, target) for wish, target in zip(wishes, targets, strict=True)]
+            self._reader.read_run(fd, [(p.offset, target) for p, target in zip(run.pieces, targets, strict=True)])
+        self._tally.add("log_reads")
+        self._tally.add("log_read_bytes", sum(target.nbytes for target in targets))
+        for piece, wish, target in zip(run.pieces, wishes, targets, strict=True):
+            outcome = self._checked(wish, piece, target)
+            if outcome is Outcome.OK:
+                order.good.append(piece.wish)
+            else:
+                order.failed[piece.wish] = outcome
 
-    def _read_large(self, fd: int, wish: Wish, target: memoryview) -> Outcome:
-        at, good = 0, True
-        for end in self._reader.chunks(fd, wish.item.offset, target):
-            if not wish.sealed:
-                good = good and slices_match(target, wish.item.record.sums, at, end)
-            at = end
-        if wish.sealed:
-            return self._checked(wish, target)
-        return Outcome.OK if good else Outcome.DAMAGED
-
-    def _checked(self, wish: Wish, target: memoryview) -> Outcome:
+    def _checked(self, wish: Wish, piece: Piece, target: memoryview) -> Outcome:
         record = wish.item.record
         if wish.sealed:
             if self._cipher is None:
@@ -118,4 +120,37 @@ class Fetch:
                 return Outcome.STALE
             except IntegrityError:
                 return Outcome.DAMAGED
-        return Outcome.OK if slices_match(wish.view, record.sums, 0, record.size) else Outcome.DAMAGED
+            return Outcome.OK if slices_match(wish.view, record.sums, 0, record.size) else Outcome.DAMAGED
+        good = slices_match(wish.view, record.sums, piece.start, piece.start + piece.length)
+        return Outcome.OK if good else Outcome.DAMAGED
+
+
+class _Order:
+    """Runs that are still to be read, and what became of the others. Threads share it: each list and dict operation is
+    one step."""
+
+    def __init__(self, runs: deque[Run], wishes: list[Wish]) -> None:
+        self.wishes = wishes
+        self.good: list[int] = []
+        self.failed: dict[int, Outcome] = {}
+        self._runs = runs
+        self._pieces = Counter(piece.wish for run in runs for piece in run.pieces)
+
+    def next(self) -> Run | None:
+        try:
+            return self._runs.popleft()
+        except IndexError:
+            return None
+
+    @cached_property
+    def _read(self) -> Counter[int]:
+        return Counter(self.good)
+
+    def outcome(self, wish: int) -> Outcome:
+        """Once everything was read."""
+        whole = self._read[wish] == self._pieces[wish]
+        return self.failed.get(wish, Outcome.OK if whole else Outcome.UNREACHABLE)
+
+
+def align_slice(size: int) -> int:
+    return -(-size // SLICE_BYTES) * SLICE_BYTES

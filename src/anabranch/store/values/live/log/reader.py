@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from anabranch.core.faults import Faults
 from anabranch.store.values.live.log.direct import aligned_buffer, is_aligned, read_all
@@ -39,15 +39,8 @@ class SegmentReader:
         if target.nbytes <= READ_BYTES:
             self.read(fd, pieces)
             return
-        for _ in self.chunks(fd, offset, target):
-            continue
-
-    def chunks(self, fd: int, offset: int, target: memoryview) -> Iterator[int]:
-        """A large value in several reads; yields how many bytes are there."""
         for at in range(0, target.nbytes, READ_BYTES):
-            end = min(at + READ_BYTES, target.nbytes)
-            self.read(fd, [(offset + at, target[at:end])])
-            yield end
+            self.read(fd, [(offset + at, target[at : at + READ_BYTES])])
 
     def _stage(self) -> memoryview:
         stage: memoryview | None = getattr(self._local, "stage", None)
