@@ -82,6 +82,22 @@ def test_no_read_fails_while_one_of_two_replicas_lives(here: Rig) -> None:
     assert client.get_into("small", bytearray(1)).outcome is Outcome.UNREACHABLE
 
 
+def test_a_batch_is_gathered_from_many_nodes_at_once(here: Rig) -> None:
+    here.start_directory()
+    keys, values = [f"k{i}" for i in range(30)], [noise(i * 50_000, i) for i in range(30)]
+    nodes = [here.fake(f"holder{i}") for i in range(5)]
+    for i, node in enumerate(nodes):
+        fill(here, node, dict(zip(keys[i::5], values[i::5], strict=True)))
+        here.announce(node)
+    client = here.client(here.fake("home").address, directory=here.directory)
+    buffers = [bytearray(len(value)) for value in values]
+    assert all(client.get_many_into(keys, buffers))
+    assert buffers == values
+    nodes[0].close()
+    found = client.get_many_into(keys, buffers)
+    assert [got.outcome for got in found] == [Outcome.UNREACHABLE if i % 5 == 0 else OK for i in range(30)]
+
+
 def test_a_hung_replica_delays_one_read_and_not_the_next(here: Rig) -> None:
     nodes = holders(here, 2, VALUES)
     client = here.client(here.fake("home").address, directory=here.directory, timeout_s=60)

@@ -13,6 +13,8 @@ import msgspec
 from anabranch.store.values.messages import INLINE_BYTES, MAX_ITEMS
 
 WAVE_BYTES = 64 << 20
+SMALL_TOGETHER = 256
+"""Small items of one request: while the node works at one the sender prepares the next."""
 UNKNOWN_TOGETHER = 16
 """Items of unknown size that are asked for at once."""
 
@@ -37,7 +39,8 @@ def group(sizes: Sequence[int | None]) -> list[Group]:
         weight = INLINE_BYTES // UNKNOWN_TOGETHER if size is None else size
         small = weight <= INLINE_BYTES
         limit = INLINE_BYTES if small else WAVE_BYTES
-        if i > first and (small != inline or total + weight > limit or i - first >= MAX_ITEMS):
+        most = SMALL_TOGETHER if small else MAX_ITEMS
+        if i > first and (small != inline or total + weight > limit or i - first >= most):
             groups.append(Group(first, i - first, inline))
             first, total = i, 0
         inline = small

@@ -23,7 +23,12 @@ class Parts:
     __slots__ = ("_starts", "size", "views")
 
     def __init__(self, views: Sequence[memoryview]) -> None:
-        self.views = [view for view in views if view.nbytes] if len(views) != 1 else list(views)
+        if len(views) == 1:
+            self.views = [views[0]]
+            self.size = views[0].nbytes
+            self._starts = [0, self.size]
+            return
+        self.views = [view for view in views if view.nbytes]
         self._starts = [0, *accumulate(view.nbytes for view in self.views)]
         self.size = self._starts[-1]
 
@@ -47,6 +52,8 @@ class Parts:
 
     def sums(self) -> list[int]:
         """Slice sums of the whole value."""
+        if 0 < self.size <= SLICE_BYTES:
+            return [sum_of(self.views)]
         return [sum_of(self.cut(start, end)) for start, end in slice_bounds(self.size)]
 
 

@@ -34,16 +34,15 @@ class Crew:
         self._pool, self._workers, self._size = pool, workers, size
         self._condition, self._call, self._work, self._lost = condition, call, work, lost
         self._lanes: set[Lane] = set()
-        self._called = 0
+        self._called = self._ended = 0
         self._stopped = False
 
     def call_in(self) -> None:
-        """Under `condition`: everybody who is not at work already."""
-        while self.active < self._size and not self._stopped:
+        """Under `condition`: everybody who is not at work already, or about to be."""
+        while self._called - self._ended < self._size and not self._stopped:
             self._called += 1
             if not self._workers.submit(partial(self._run, self._called)):
                 return
-            self.active += 1
 
     def leave(self) -> None:
         """When this returns nobody of the crew touches a buffer any more."""
@@ -61,6 +60,11 @@ class Crew:
         self._condition.wait(max(0.001, self._call.left_s))
 
     def _run(self, number: int) -> None:
+        with self._condition:
+            # All threads may be busy for long: who has not begun yet is not waited for.
+            if self._stopped:
+                return
+            self.active += 1
         lane: Lane | None = None
         well = False
         try:
@@ -80,6 +84,7 @@ class Crew:
                 if not well:
                     self._lost(number)
                 self.active -= 1
+                self._ended += 1
                 self._condition.notify_all()
             if lane is not None:
                 (self._pool.give if well else self._pool.drop)(lane, self._call)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from anabranch.core.errors import Retryable, WireError
@@ -18,6 +19,7 @@ from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.fetch import Fetch
 from anabranch.store.values.live.lanes import LanePool
 from anabranch.store.values.live.nodes import Nodes
+from anabranch.store.values.live.party import Party
 from anabranch.store.values.live.single import get_one
 from anabranch.store.values.live.sinks import Sink
 from anabranch.store.values.messages import INLINE_BYTES
@@ -27,6 +29,8 @@ from anabranch.transfer.live.workers import Workers
 
 PATIENCE_S = 1.5
 """How long a holder may be silent if somebody else may have the value."""
+MOST_AT_ONCE = 4
+"""Nodes that one get reads from at the same time."""
 DRAM = 1
 FINAL = (Outcome.OK, Outcome.TOO_BIG, Outcome.DENIED)
 _WORST_FIRST = (Outcome.DAMAGED, Outcome.UNREACHABLE, Outcome.UNKNOWN, Outcome.STALE, Outcome.MISSING)
@@ -76,9 +80,8 @@ class Reads:
                     shares.setdefault(holder, []).append(item)
             if not shares:
                 break
-            for (_, address), share in shares.items():
-                self._ask(batch, self._nodes.pool(address), share, call)
-                remote += [batch.name(item) for item in share if batch.came(item)]
+            self._ask_all(batch, [(self._nodes.pool(address), share) for (_, address), share in shares.items()], call)
+            remote += [batch.name(item) for share in shares.values() for item in share if batch.came(item)]
         if found.unknown:
             batch.doubt()
         if remote:
@@ -101,6 +104,25 @@ class Reads:
             return None
         node_id, address, _ = min(left, key=lambda h: (self._nodes.pool(h[1]).suspect, not h[2] & DRAM, h[1]))
         return node_id, address
+
+    def _ask_all(self, batch: _Batch, shares: list[tuple[LanePool, list[int]]], call: Call) -> None:
+        """Several nodes at once; who gets no thread is asked by the caller's own."""
+        waiting = deque(shares)
+
+        def work() -> None:
+            while True:
+                try:
+                    pool, share = waiting.popleft()
+                except IndexError:
+                    return
+                self._ask(batch, pool, share, call)
+
+        with Party(self._workers, min(len(shares), MOST_AT_ONCE) - 1, work):
+            try:
+                work()
+            except BaseException:
+                call.cancel()
+                raise
 
     def _ask(self, batch: _Batch, pool: LanePool, items: Sequence[int], call: Call) -> None:
         if len(items) == 1:
