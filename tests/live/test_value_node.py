@@ -411,4 +411,15 @@ def test_an_arena_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     arena = arena_path("huge")
     with pytest.raises(ConfigError, match="dram_bytes"):
         NodeRig(tmp_path, arena, config)
-    os.unlink(arena)
+    assert not os.path.exists(arena)
+
+
+def test_an_address_in_use_is_said(rig: NodeRig, tmp_path: Path) -> None:
+    config = StoreConfig(dram_bytes=MIB, listen=rig.node.address)
+    arena = arena_path("second")
+    (tmp_path / "second").mkdir()
+    with pytest.raises(Unavailable, match="cannot listen"):
+        NodeRig(tmp_path / "second", arena, config)
+    assert not os.path.exists(arena)
+    with pytest.raises(ConfigError, match="running node"):
+        NodeRig(tmp_path / "second", rig.arena, config)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import threading
+from itertools import zip_longest
 
 from anabranch.core.errors import ConfigError
 
@@ -18,6 +20,7 @@ RESERVE = 64 << 20
 """Bytes that must stay free in shared memory beyond what the arena takes: other files share it."""
 TOUCH_STEP = 4 << 20
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+log = logging.getLogger(__name__)
 
 
 class NodeMemory:
@@ -30,6 +33,7 @@ class NodeMemory:
         self.fd = _own(path)
         self._stop = threading.Event()
         self._toucher: threading.Thread | None = None
+        self.kept = False
         try:
             found = os.fstat(self.fd)
             self.kept = found.st_size == size
@@ -44,6 +48,8 @@ class NodeMemory:
             self.inode = found.st_ino
             self._map = mmap.mmap(self.fd, size)
         except BaseException:
+            if not self.kept:
+                os.unlink(path)
             os.close(self.fd)
             raise
         self.data = memoryview(self._map)
@@ -67,13 +73,23 @@ class NodeMemory:
         os.close(self.fd)
 
     def _touch(self) -> None:
-        for at in range(0, self.size, TOUCH_STEP):
-            if self._stop.is_set() or _available_bytes() < 2 * RESERVE:
-                return
-            try:
-                self._map.madvise(_POPULATE_WRITE, at, min(TOUCH_STEP, self.size - at))
-            except (OSError, ValueError):
-                return  # an older kernel: pages come with their first write
+        """From both ends: large values come to lie at the high one, small ones at the low one."""
+        steps = range(0, self.size, TOUCH_STEP)
+        half = len(steps) // 2
+        for low, high in zip_longest(steps[:half], reversed(steps[half:])):
+            for at in (high, low):
+                if self._stop.is_set():
+                    return
+                if at is None:
+                    continue
+                try:
+                    if _available_bytes() < 2 * RESERVE:
+                        raise MemoryError("this host has little memory left")
+                    self._map.madvise(_POPULATE_WRITE, at, min(TOUCH_STEP, self.size - at))
+                except (OSError, MemoryError) as error:
+                    # An older kernel: pages come with their first write, as they would without this.
+                    log.warning("arena %s: only a part of its pages could be made ahead: %s", self.path, error)
+                    return
 
 
 def _own(path: str) -> int:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.core.authentication import NONCE_BYTES, OPEN, Access, Caller, must_authenticate
 from anabranch.core.errors import AnabranchError, Unavailable, WireError
 from anabranch.core.faults import NO_FAULTS, Faults
+from anabranch.core.live.handshake import peer_of
 from anabranch.core.live.link import Listener
 from anabranch.core.live.tls import Tls, certificate_name
 from anabranch.paging.extents import Extents
@@ -40,6 +41,7 @@ from anabranch.store.values.live.node_puts import PutDesk
 from anabranch.store.values.live.node_records import Found, NodeRecords
 from anabranch.store.values.live.node_scopes import ScopeFile
 from anabranch.store.values.live.node_tiers import NodeTiers
+from anabranch.store.values.live.request_log import LOGGED, logged, refused
 from anabranch.store.values.live.session import boot_id
 from anabranch.store.values.messages import (
     Abandon,
@@ -148,6 +150,8 @@ class ValueNode:
         self._ticker = threading.Thread(target=self._tick, name=f"{node_id}-tick", daemon=True)
         self._bytes = [0, 0]
         self._handlers = self._make_handlers()
+        for kind in LOGGED:
+            self._handlers[kind] = logged(node_id, kind.__name__, self._handlers[kind])
         self._get = self._gets.get
         if spans is not None:
             self._get = spans.around("Get", self._get)
@@ -159,9 +163,13 @@ class ValueNode:
     def start(self) -> None:
         """Raises Unavailable if an address is taken."""
         self._memory.touch()
-        for address in (*split_addresses(self.config.listen), self._unix_address):
-            if address:
-                self._listeners.append(Listener(address, self._accept, name=self.node_id))
+        try:
+            for address in (*split_addresses(self.config.listen), self._unix_address):
+                if address:
+                    self._listeners.append(Listener(address, self._accept, name=self.node_id))
+        except Unavailable:
+            self.stop(keep=self._memory.kept)
+            raise
         self._ticker.start()
         self._peers.start(self.address)
 
@@ -372,6 +380,7 @@ class ValueNode:
         if isinstance(answer, Denied):
             with self.custody.lock:
                 self.custody.shelf.counters["callers_denied"] += 1
+            refused(self.node_id, peer_of(lane.sock), message, answer)
             lane.send(answer)
             return None
         caller, proof = answer
