@@ -134,7 +134,7 @@ class Seal(Message, frozen=True, kw_only=True):
 
 class Stored(Message, frozen=True, kw_only=True):
     """`missing`: (item, slice) that did not arrive whole; the put stays open for them and another Seal. Empty: it is
-    over."""
+    over. No `outcomes`: there is no such put any more, offer again."""
 
     op: int
     outcomes: bytes
@@ -163,9 +163,10 @@ class Get(Message, frozen=True, kw_only=True):
 
 
 class Found(Message, frozen=True, kw_only=True):
-    """`outcomes[i]`: OK or why not. `sizes`, `sums`, `offsets` (in the arena, with `views`): of the OK items, in order.
-    `inline`: their bytes follow, end to end. `lease`: until `lease_s` from now, or Return, the bytes stay as they are
-    and can be read; 0: no lease (nothing found, or inline: those are held until the lane's next message)."""
+    """`outcomes[i]`: OK or why not. Of the OK items, in order: `sizes`, `sums`, `tiers` (index in TIERS), and `offsets`
+    (in the arena) with `views`. `inline`: their bytes follow, end to end. `lease`: until `lease_s` from now, or Return,
+    the bytes stay as they are and can be read; 0: no lease (nothing found, or inline: those are held until the lane's
+    next message)."""
 
     op: int
     outcomes: bytes
@@ -205,7 +206,8 @@ class Damaged(Message, frozen=True, kw_only=True):
 
 
 class Exists(Message, frozen=True, kw_only=True):
-    """Does not protect anything from eviction. `run`: stop at the first that is not here."""
+    """Does not protect anything from eviction. `run`: stop at the first that is not here. Without names it shows that
+    everything sent before on this lane was taken."""
 
     op: int
     names: bytes
