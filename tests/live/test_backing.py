@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import threading
@@ -410,6 +411,31 @@ def test_an_object_store_that_does_not_answer_is_unavailable(monkeypatch: pytest
     options = {"aws_endpoint": "http://127.0.0.1:9", "aws_region": "x", "aws_access_key_id": "x"}
     with pytest.raises(Unavailable, match="cannot be reached"):
         open_backing("s3://bucket", options=options | {"aws_secret_access_key": "x"})
+
+
+def test_a_full_file_system_is_an_outcome_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(FolderBacking(str(tmp_path / "b"))) as backing:
+        batch = Names(12).values([1000, 2000])
+
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "writev", full)
+            assert backing.store(batch) == [Outcome.FULL] * 2
+        assert [path for path in (tmp_path / "b").rglob("*") if path.is_file()] == []
+        assert backing.store(batch) == [OK, OK]
+
+
+def test_a_large_batch_is_packs_of_64_mib(tmp_path: Path) -> None:
+    with contextlib.closing(FolderBacking(str(tmp_path / "b"))) as backing:
+        batch = Names(13).values([30 << 20] * 3)
+        assert backing.store(batch) == [OK] * 3
+        sizes = sorted(path.stat().st_size >> 20 for path in (tmp_path / "b" / "packs").iterdir())
+        assert sizes == [30, 60]
+        assert load(backing, [record.name for record, _ in batch]) == [OK] * 3
 
 
 def test_a_folders_files_are_private_and_leave_nothing_behind(tmp_path: Path) -> None:
