@@ -31,6 +31,7 @@ class MemoryTier:
         self.gate.set()
         self.reads = 0
         self.answer = OK
+        self.gone: list[bytes] = []
 
     def append(self, batch: Sequence[tuple[Record, memoryview]], *, durable: bool = False) -> list[Outcome]:
         self.gate.wait(60)
@@ -68,7 +69,8 @@ class MemoryTier:
         return list(self.values)
 
     def take_evicted(self) -> list[bytes]:
-        return []
+        gone, self.gone = self.gone, []
+        return gone
 
     def refresh(self) -> int:
         return 0
@@ -183,6 +185,22 @@ def test_durable_is_on_disk_before_the_answer(start: Start) -> None:
     assert plain in tier.values
     tier.answer = Outcome.FULL
     assert caller.put([name()], [b"y"], durable=True) == [Outcome.FULL]
+    caller.close()
+
+
+def test_a_value_that_left_the_disk_is_written_again(start: Start) -> None:
+    tier = MemoryTier()
+    rig = start("evicted", disk=tier)
+    caller = Caller(rig.node.address)
+    one, two = name(), name()
+    assert caller.put([one, two], [b"x", b"y"], durable=True) == [OK, OK]
+    del tier.values[one], tier.values[two]  # evicted
+    assert caller.put([one], [b"x"], durable=True) == [PRESENT]
+    assert one in tier.values
+    tier.gone.append(two)
+    until(lambda: not tier.gone, "the node has asked what left")
+    push_out(caller)
+    until(lambda: two in tier.values, "it is written on its way out of DRAM")
     caller.close()
 
 

@@ -27,6 +27,7 @@ DURABLE_S = 30.0
 REMOVE_S = 5.0
 DRAM, SSD, BACKING = 0, 1, 2
 VERIFIED_BYTES = 64 << 20
+EVICTED_AT_ONCE = 1000
 
 
 class NodeTiers:
@@ -109,7 +110,7 @@ class NodeTiers:
             wanted = list(entries)
             for item in put.items:
                 known = item.scope.entries.get(item.name) if item.outcome is Outcome.PRESENT else None
-                if known is not None and not known.on_disk:
+                if known is not None:  # also if it is on disk: it may have been written without a flush
                     wanted.append(known)
             for entry in wanted:
                 custody.shelf.hold(entry)
@@ -297,10 +298,20 @@ class NodeTiers:
         """Outside the lock."""
         if self.disk is not None:
             gone = self.disk.take_evicted()
-            with self._custody.lock:
-                for name in gone:
-                    if self.ssd_changed is not None:
-                        self.ssd_changed[name] = False
+            for at in range(0, len(gone), EVICTED_AT_ONCE):
+                with self._custody.lock:
+                    self._left_ssd(gone[at : at + EVICTED_AT_ONCE])
+
+    def _left_ssd(self, names: Sequence[bytes]) -> None:
+        """Under the lock."""
+        states = list(self._custody.shelf.scopes.states())
+        for name in names:
+            if self.ssd_changed is not None:
+                self.ssd_changed[name] = False
+            for state in states:
+                entry = state.entries.get(name)
+                if entry is not None:
+                    entry.on_disk = False  # else it would not be written again
 
     def census(self) -> dict[str, int]:
         census = {"loads": len(self.loader) if self.loader is not None else 0}
