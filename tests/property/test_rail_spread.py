@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from anabranch.store.values.pace import LanePace
 from anabranch.transfer.spread import FIRST_PAUSE_S, LONGEST_PAUSE_S, RailQueue, Spread
 
 SLICE = 512 << 10
@@ -175,3 +176,36 @@ def test_a_slow_rail_is_measured_again_after_a_while() -> None:
     spread.choose(SLICE, 75.0)
     assert spread.choose(SLICE, 75.0) in ("slow", "fast")
     assert spread.backlog("slow") == SLICE
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(20e6, 4e9), min_size=2, max_size=4), st.integers(8, 100), st.integers(0, 3))
+def test_lanes_of_a_transfer_leave_the_end_to_the_fast_ones(speed: list[float], count: int, own: int) -> None:
+    """Three requests are under way on each lane; the caller's lane (`own`) never idles, the others may leave."""
+    pace, own = LanePace(), own % len(speed)
+    lanes: dict[int, int] = dict.fromkeys(range(len(speed)), 0)  # lane → under way
+    waiting, done, now = count, 0, 0.0
+    ends: list[tuple[float, int]] = []
+    while done < count:
+        for lane in list(lanes):
+            while lanes[lane] < 3 and waiting:
+                if (lane != own or lanes[lane]) and not pace.worth(lane, waiting, now):
+                    break
+                pace.given(lane, now)
+                waiting -= 1
+                lanes[lane] += 1
+                if lanes[lane] == 1:
+                    heapq.heappush(ends, (now + SLICE / speed[lane], lane))
+            if lane != own and not lanes[lane]:
+                pace.left(lane)
+                del lanes[lane]
+        now, lane = heapq.heappop(ends)
+        pace.arrived(lane, now)
+        done += 1
+        lanes[lane] -= 1
+        if lanes[lane]:
+            heapq.heappush(ends, (now + SLICE / speed[lane], lane))
+    # What a lane has taken before it was measured (three), or as the caller's, it must do.
+    assert now <= 1.1 * soonest(speed, count) + 4 * SLICE / min(speed) + 1e-9
+    if count > 20 * len(speed) * max(speed) / min(speed):
+        assert now <= 1.1 * soonest(speed, count) + SLICE / speed[own] + 1e-9

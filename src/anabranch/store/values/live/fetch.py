@@ -11,6 +11,7 @@ left a new one is opened, once.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,11 +28,13 @@ from anabranch.store.values.live.lanes import LanePool
 from anabranch.store.values.live.sinks import Sink
 from anabranch.store.values.messages import INLINE_BYTES, TIERS, Damaged, Found, Get, Read, Return
 from anabranch.store.values.outcome import Outcome
+from anabranch.store.values.pace import LanePace
 from anabranch.store.values.parts import Parts, sum_of
 from anabranch.store.values.scope import NAME_BYTES
 from anabranch.store.values.slices import SLICE_BYTES, slice_count
 from anabranch.store.values.spread import SliceQueue
 from anabranch.transfer.live.workers import Workers
+from anabranch.transfer.spread import STALE_S
 
 DEPTH = 3
 """Requests under way on a lane."""
@@ -83,6 +86,7 @@ class Fetch:
         self._asked: list[Ask] = []
         self._items: dict[int, _Item] = {}
         self._slices = SliceQueue()
+        self._pace = LanePace() if pool.several_rails else None
         self._notices: list[Message] = []
         self._op = 0
         self._arrivals = 0
@@ -134,10 +138,13 @@ class Fetch:
 
     def _work(self, lane: Lane, number: int) -> None:
         under_way: deque[Callable[[Lane], None]] = deque()
+        if self._pace is not None and lane.slice_s is not None and time.monotonic() - lane.slice_s[1] < STALE_S:
+            with self._condition:
+                self._pace.expect(number, lane.slice_s[0])
         while True:
             with self._condition:
                 messages, self._notices = self._notices, []
-                while len(under_way) < DEPTH and (request := self._next(number)) is not None:
+                while len(under_way) < DEPTH and (request := self._next(number, len(under_way))) is not None:
                     messages.append(request[0])
                     under_way.append(request[1])
             if messages:
@@ -145,10 +152,13 @@ class Fetch:
             if under_way:
                 under_way.popleft()(lane)
             elif number or not self._more():
+                if self._pace is not None:
+                    with self._condition:
+                        self._pace.left(number)
                 return
 
-    def _next(self, number: int) -> tuple[Message, Callable[[Lane], None]] | None:
-        piece = self._slices.next_slice(number)
+    def _next(self, number: int, held: int) -> tuple[Message, Callable[[Lane], None]] | None:
+        piece = self._slices.next_slice(number) if self._may_take(number, held) else None
         if piece is not None:
             item = self._items[piece[0]]
             request = Read(lease=item.lease.lease, item=item.index, slice=piece[1])
@@ -160,6 +170,16 @@ class Fetch:
         self._op += 1
         get = Get(op=self._op, names=self._names_of(ask[0]), limit=INLINE_BYTES if ask[1] else 0)
         return get, partial(self._found, get.op, ask)
+
+    def _may_take(self, number: int, held: int) -> bool:
+        """A lane on a slow rail leaves the last slices to the others; the caller's own lane never idles."""
+        if self._pace is None or not self._slices.waiting:
+            return True
+        now = time.monotonic()
+        if (number or held) and not self._pace.worth(number, self._slices.waiting, now):
+            return False
+        self._pace.given(number, now)
+        return True
 
     def _more(self) -> bool:
         """The caller's lane is idle: wait for the crew; whether something is left to do."""
@@ -175,6 +195,8 @@ class Fetch:
     def _lost(self, number: int) -> None:
         """Under the condition: a lane died."""
         self._slices.lost(number)
+        if self._pace is not None:
+            self._pace.left(number)
         if number == 0:
             for items, inline in self._asked:
                 left = [i for i in items if self._results[i] is None and i not in self._again]
@@ -269,6 +291,9 @@ class Fetch:
             raise StaleLease(f"{lane.address} ended a lease")
         good = sum_of(views) == item.sums[index]
         with self._condition:
+            if self._pace is not None:
+                now = time.monotonic()
+                lane.slice_s = self._pace.arrived(number, now), now
             if not self._slices.done(number, piece):
                 return
             self._arrivals += 1

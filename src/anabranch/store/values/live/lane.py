@@ -51,6 +51,8 @@ class Lane:
         self.rail = rail
         self.lost = False
         """The connection broke or fell silent, and not because somebody here ended it."""
+        self.slice_s: tuple[float, float] | None = None
+        """Seconds that a slice took, and when that was seen; only where there are several rails."""
         self._permit = permit
         self._least_patience_s = least_patience_s
         self.deadline = float("inf")

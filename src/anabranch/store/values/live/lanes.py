@@ -161,6 +161,11 @@ class LanePool:
             return len(self._idle) + len(self._used)
 
     @property
+    def several_rails(self) -> bool:
+        rails = self._rails
+        return rails is not None and len(rails.rails) > 1 and not self._near_address
+
+    @property
     def rails(self) -> dict[str, int]:
         """Lanes over each rail in use."""
         rails = self._rails
