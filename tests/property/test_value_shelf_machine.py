@@ -160,8 +160,7 @@ class ShelfMachine(RuleBasedStateMachine):
         self.now += seconds
         self.reads.expire(self.now)
         self.pins.expire(self.now)
-        self.shelf.settle()
-        self.shelf.list_fresh(2)
+        self.shelf.catch_up(2)
         alive = {number for number in self.leased if self.reads.get(self, number) is not None}
         self.leased = {number: held for number, held in self.leased.items() if number in alive}
 
@@ -199,7 +198,7 @@ class ShelfMachine(RuleBasedStateMachine):
     def books_add_up(self) -> None:
         shelf = self.shelf
         shelf._extents.check()
-        shelf._tree.check()
+        shelf._order.check()
         assert shelf.used_bytes == sum(state.tenant.used_bytes for state in self.scopes)
         assert shelf.reserved_bytes >= 0
         assert shelf.held_bytes >= 0

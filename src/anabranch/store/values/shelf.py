@@ -9,25 +9,19 @@ asks.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from anabranch.core.errors import InvalidInput, InvariantBroken
+from anabranch.core.errors import InvariantBroken
 from anabranch.paging.extents import Extents, rounded
-from anabranch.paging.prefix_tree import PrefixTree
 from anabranch.policy.eviction.contract import EvictionPolicy
+from anabranch.store.values.compaction import Compaction
 from anabranch.store.values.contracts import Record
 from anabranch.store.values.entries import Entry, ScopeState, Tenant
+from anabranch.store.values.order import EvictionOrder
 from anabranch.store.values.scopes import Scopes
 
-TOUCHES_REMEMBERED = 512
-"""Reads whose recency waits for the next eviction; beyond it a read in a row of reads is forgotten."""
-
-
-FRESH_REMEMBERED = 1 << 15
-"""New values that eviction has yet to hear of: in a burst of puts it hears of them afterwards."""
-FRESH_AT_ONCE = 256
 EVICTED_AT_ONCE = 64
 """Values that one call evicts: whoever needs more room calls again, and lets others in between."""
 
@@ -74,16 +68,15 @@ class Shelf:
         self.room_made = 0
         """Grows whenever something in the way of a put went."""
         self._extents = extents or Extents(arena_bytes)
-        self._tree = PrefixTree(policy)
+        self._order = EvictionOrder(policy)
         self._mirror = mirror or NoMirror()
         self._max_entries = max_entries
         self._slots: list[Entry | None] = []
         self._free_slots: list[int] = []
         self._generation = first_generation - 1
-        self._touched: dict[bytes, Entry] = {}
-        self._fresh: deque[Entry] = deque()
         self._starts: dict[int, Entry] = {}
         self._ends: dict[int, Entry] = {}
+        self._compaction = Compaction(self._extents, self._starts, self._ends, self._move, self.drop)
         self._held_bytes = 0
         self._reserved_bytes = 0
         self._last_size = 0
@@ -131,9 +124,7 @@ class Shelf:
     def touch(self, entry: Entry) -> None:
         """It was asked for. Eviction learns of it before it next chooses."""
         entry.uses += 1
-        touched = self._touched
-        if len(touched) < TOUCHES_REMEMBERED:
-            touched[entry.name] = entry
+        self._order.touch(entry)
         tenant = entry.scope.tenant
         if tenant.quota_bytes:
             tenant.order.move_to_end(entry.name)
@@ -143,8 +134,7 @@ class Shelf:
         entry.refs += 1
         if entry.refs == 1:
             self._held_bytes += rounded(entry.size)
-            if entry.listed:
-                self._tree.hold(entry.name)
+            self._order.hold(entry)
 
     def release(self, entry: Entry) -> None:
         if entry.refs < 1:
@@ -154,47 +144,17 @@ class Shelf:
             return
         self._held_bytes -= rounded(entry.size)
         self.room_made += 1
-        if entry.listed:
-            self._tree.release(entry.name)
-        elif entry.removed:
+        if entry.removed:
             self._free(entry)
-        elif not entry.live:
+        elif entry.listed or entry.live:
+            self._order.release(entry)
+        else:
             self.drop(entry)
-        elif entry.parent or entry.scope.tenant.quota_bytes:
-            # Its parent must not go before it; and a quota looks for values that eviction knows.
-            self._list(entry)
-        elif not entry.fresh:
-            entry.fresh = entry.uses + 1
-            self._fresh.append(entry)
-            if len(self._fresh) > FRESH_REMEMBERED:
-                self.list_fresh(2)
 
-    def list_fresh(self, count: int) -> None:
-        """Tell eviction of up to `count` values that are new, those that were read meanwhile last."""
-        fresh = self._fresh
-        while fresh and count > 0:
-            entry = fresh.popleft()
-            count -= 1
-            if not entry.fresh or entry.refs or not entry.live:
-                entry.fresh = 0
-            elif entry.fresh != entry.uses + 1:
-                entry.fresh = entry.uses + 1
-                fresh.append(entry)
-            else:
-                self._list(entry)
-                if entry.uses:
-                    self._tree.reuse(entry.name)
-
-    def _list(self, entry: Entry) -> None:
-        """A value is unused: from now on eviction knows it."""
-        entry.listed = True
-        entry.fresh = 0
-        try:
-            self._tree.insert(entry.name, entry.parent, entry.slot, held=False)
-        except InvalidInput:
-            # A ring of parents: the value is as good without one.
-            entry.parent = b""
-            self._tree.insert(entry.name, b"", entry.slot, held=False)
+    def catch_up(self, count: int) -> None:
+        """Let eviction know of reads and of up to `count` new values, in a quiet moment."""
+        self._order.settle()
+        self._order.list_fresh(count)
 
     def set_quota(self, tenant: Tenant, quota_bytes: int, pin_quota_bytes: int) -> None:
         if quota_bytes and not tenant.quota_bytes:
@@ -202,8 +162,7 @@ class Shelf:
                 if state.tenant is tenant:
                     tenant.order.update(state.entries)
                     for entry in state.entries.values():
-                        if entry.fresh and not entry.refs:
-                            self._list(entry)
+                        self._order.list_now(entry)
         tenant.quota_bytes, tenant.pin_quota_bytes = quota_bytes, pin_quota_bytes
 
     # --- room -----------------------------------------------------------------------------------------------------
@@ -230,25 +189,14 @@ class Shelf:
         self._reserved_bytes -= rounded(size)
         self.room_made += 1
 
-    def settle(self) -> None:
-        """Let eviction know of the reads so far."""
-        touched, self._touched = self._touched, {}
-        tree = self._tree
-        for name, entry in touched.items():
-            if not entry.listed:
-                continue
-            if entry.refs:
-                tree.reuse(name)
-            else:
-                tree.hold(name)
-                tree.reuse(name)
-                tree.release(name)
-
     def _make_room(self, size: int, need: int) -> int | None:
         if need > self.evictable_bytes:
             return None
-        self.list_fresh(FRESH_AT_ONCE)
-        self.settle()
+        if self.scopes.reclaim:
+            self.drain_reclaim(EVICTED_AT_ONCE)
+            self.unfinished = True
+            return self._extents.take(size)
+        self._order.prepare()
         gone = self._gone
         for _ in range(EVICTED_AT_ONCE):
             if not self._evict():
@@ -257,7 +205,7 @@ class Shelf:
             gone += self._last_size
             start = self._extents.take(size)
             if start is None and gone >= 2 * need:
-                start = self._clear(size, need)
+                start = self._compaction.clear(size)
                 gone = need
             if start is not None:
                 self._gone = 0
@@ -267,20 +215,17 @@ class Shelf:
         return None
 
     def _evict(self) -> bool:
-        while not self._tree.evictable:
-            if not self._fresh:
-                return False
-            self.list_fresh(FRESH_AT_ONCE)
-        slot, _, _ = self._tree.pop_victim()
-        entry = self._entry(slot)
-        entry.listed = False
-        self._evicted(entry)
+        slot = self._order.victim()
+        if slot is None:
+            return False
+        self._evicted(self._entry(slot))
         return True
 
     def _evicted(self, entry: Entry) -> None:
         if self.leaving is not None and entry.live:
             self.leaving(entry)
         self._last_size = rounded(entry.size)
+        entry.listed = False
         self._unname(entry)
         self._free(entry)
         self.counters["evicted"] += 1
@@ -288,7 +233,7 @@ class Shelf:
 
     def _shrink(self, tenant: Tenant, need: int) -> bool:
         """Evict the tenant's least recently used values until `need` more bytes fit its quota."""
-        self.settle()
+        self._order.settle()
         order = tenant.order
         tries = 2 * len(order)
         evicted = 0
@@ -298,8 +243,7 @@ class Shelf:
                 return False
             tries -= 1
             name, entry = next(iter(order.items()))
-            if self._tree.evict(name):
-                entry.listed = False
+            if self._order.evict(entry):
                 self._evicted(entry)
                 evicted += 1
                 self.counters["evicted_for_quota"] += 1
@@ -309,51 +253,6 @@ class Shelf:
             if not order:
                 break
         return tenant.used_bytes + need <= tenant.quota_bytes
-
-    def _clear(self, size: int, need: int) -> int | None:
-        """Free bytes suffice but lie apart: widen a hole by moving unused neighbours into other holes."""
-        for low, high in list(self._extents.holes())[:4]:
-            hole = low, high
-            while hole[1] - hole[0] < need + 4096:
-                wider = self._widen(*hole)
-                if wider is None:
-                    break
-                hole = wider
-                start = self._extents.take(size)
-                if start is not None:
-                    return start
-        return None
-
-    def _widen(self, low: int, high: int) -> tuple[int, int] | None:
-        for entry in (self._ends.get(low), self._starts.get(high)):
-            if entry is None or entry.refs or entry.removed or rounded(entry.size) > high - low:
-                continue
-            was = entry.offset
-            target = self._elsewhere(entry, low, high)
-            if target is None:
-                continue
-            self._mirror.discard(entry)
-            self._mirror.move(was, target, entry.size)
-            self._place(entry, target)
-            self._mirror.put(entry)
-            self._extents.give(was, entry.size)
-            self.counters["moved"] += 1
-            return min(low, was), max(high, was + rounded(entry.size))
-        return None
-
-    def _elsewhere(self, entry: Entry, low: int, high: int) -> int | None:
-        """Room for a copy outside low … high."""
-        refused: list[int] = []
-        target = self._extents.take(entry.size)
-        while target is not None and low <= target < high and len(refused) < 8:
-            refused.append(target)
-            target = self._extents.take(entry.size)
-        for start in refused:
-            self._extents.give(start, entry.size)
-        if target is not None and low <= target < high:
-            self._extents.give(target, entry.size)
-            return None
-        return target
 
     # --- names ----------------------------------------------------------------------------------------------------
 
@@ -418,10 +317,7 @@ class Shelf:
             self.unpin(entry)
             if self._slots[entry.slot] is not entry:
                 return  # it was dead already, and that was its last reference
-        if entry.listed:
-            self._tree.remove(entry.name)
-            entry.listed = False
-        entry.fresh = 0
+        self._order.forget(entry)
         self._unname(entry)
         if entry.refs:
             entry.removed = True
@@ -459,13 +355,19 @@ class Shelf:
         if self.wanted:
             self.wanted.pop(entry.name, None)
 
-    def _place(self, entry: Entry, start: int) -> None:
-        length = rounded(entry.size)
-        del self._starts[entry.offset], self._ends[entry.offset + length]
+    def _move(self, entry: Entry, target: int) -> None:
+        """The value's bytes lie at `target` from now on; its former extent is free."""
+        length, was = rounded(entry.size), entry.offset
+        self._mirror.discard(entry)
+        self._mirror.move(was, target, entry.size)
+        del self._starts[was], self._ends[was + length]
         self._generation += 1
-        entry.offset, entry.generation = start, self._generation
-        self._starts[start] = entry
-        self._ends[start + length] = entry
+        entry.offset, entry.generation = target, self._generation
+        self._starts[target] = entry
+        self._ends[target + length] = entry
+        self._mirror.put(entry)
+        self._extents.give(was, entry.size)
+        self.counters["moved"] += 1
 
     def _free(self, entry: Entry) -> None:
         length = rounded(entry.size)

@@ -461,8 +461,7 @@ class ValueNode:
             custody = self.custody
             with custody.lock:
                 over = custody.expire(custody.now())
-                custody.shelf.settle()
-                custody.shelf.list_fresh(LISTED_AT_ONCE)
+                custody.shelf.catch_up(LISTED_AT_ONCE)
                 custody.shelf.drain_reclaim(RECLAIMED_AT_ONCE)
                 stuck = [lane for put in over if isinstance(put.session, NodeSession) for lane in put.session.lanes]
                 busy = any(item.writing for put in over for item in put.items)
