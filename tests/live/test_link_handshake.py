@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -179,14 +178,19 @@ def test_the_gate_speaks_tls(gated: Gated, tmp_path: Path) -> None:
         client_handshake(sock, Credentials(), timeout_s=30)
 
 
-def test_only_so_many_wait_at_the_gate(gated: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_callers_keep_nobody_out(gated: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anabranch.core.live.handshake.MAX_WAITING", 2)
-    address, _, _ = gated(ACCESS, timeout_s=30)
-    waiting = [connect(address) for _ in range(2)]
-    for sock in waiting:
-        assert sock.recv(1)
-    one_more = connect(address)
-    assert one_more.recv(1) == b""
-    for sock in (*waiting, one_more):
+    address, _, callers = gated(ACCESS, timeout_s=30)
+    silent = []
+    for _ in range(4):
+        silent.append(connect(address))
+        assert silent[-1].recv(1), "it was asked for a proof"
+    for sock in silent[:2]:
+        while sock.recv(4096):
+            pass
+    with connect(address) as sock:
+        client_handshake(sock, Credentials(secret=CLUSTER), timeout_s=30)
+        assert sock.recv(2) == b"in"
+    assert len(callers) == 1
+    for sock in silent:
         sock.close()
-    assert threading.active_count() < 50

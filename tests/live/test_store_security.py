@@ -24,8 +24,9 @@ from anabranch.core.messages import Message
 from anabranch.core.wire import FrameDecoder, encode
 from anabranch.store.config import DirectoryConfig
 from anabranch.store.values.config import SecurityConfig, StoreConfig, WriteConfig
+from anabranch.store.values.live.administration import Administrator
 from anabranch.store.values.live.client import Client
-from anabranch.store.values.live.credentials import new_secret, read_secret
+from anabranch.store.values.live.credentials import new_secret, read_secret, tls_of
 from anabranch.store.values.live.lane import Lane
 from anabranch.store.values.live.session import Session
 from anabranch.store.values.messages import (
@@ -260,8 +261,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsSite]:
 
 
 def test_values_of_every_size_go_through_tls_to_two_nodes(secured: TlsSite) -> None:
-    with secured.client("node:admin", "alice") as admin:
-        until(lambda: len(admin.stat().nodes) == 2, "both nodes have joined")
+    session = Session(Credentials(tenant="alice"), tls=tls_of(secured.security("node:admin")))
+    with closing(Administrator(session, secured.directory.address, timeout_s=30.0)) as admin:
+        until(lambda: len(admin.addresses()) == 2 and admin.report().healthy, "both nodes have joined")
     with secured.client("tenant:alice", "alice", local=False) as alice:
         values = [secrets.token_bytes(size) for size in (0, 1, 4096, 1_000_000, 3_000_000)]
         keys = [f"k{i}" for i in range(len(values))]

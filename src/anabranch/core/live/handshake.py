@@ -41,7 +41,7 @@ from anabranch.core.wire import HEADER, encode
 TIMEOUT_S = 5.0
 MAX_FRAME_BYTES = 4096
 MAX_WAITING = 64
-"""Callers that may be in the middle of proving themselves; more are disconnected."""
+"""Callers that may be in the middle of proving themselves; one more, and the oldest is disconnected."""
 log = logging.getLogger(__name__)
 M = TypeVar("M")
 
@@ -132,7 +132,7 @@ class Gate:
         self._tls = tls
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._waiting: set[socket.socket] = set()
+        self._waiting: dict[socket.socket, None] = {}
         self._closed = False
         self.denied = 0
         """Callers that were not let in."""
@@ -142,10 +142,15 @@ class Gate:
             self._on_caller(sock, server_handshake(sock, self._access))
             return
         with self._lock:
-            busy = self._closed or len(self._waiting) >= MAX_WAITING
-            if not busy:
-                self._waiting.add(sock)
-        if busy:
+            closed = self._closed
+            if not closed:
+                if len(self._waiting) >= MAX_WAITING:
+                    # Whoever has said nothing for longest goes: silence keeps nobody out.
+                    oldest = next(iter(self._waiting))
+                    del self._waiting[oldest]
+                    _hang_up(oldest)
+                self._waiting[sock] = None
+        if closed:
             sock.close()
             return
         threading.Thread(target=self._admit, args=(sock,), name="gate", daemon=True).start()
@@ -155,15 +160,17 @@ class Gate:
         with self._lock:
             self._closed = True
             for sock in self._waiting:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+                _hang_up(sock)
 
     def _admit(self, raw: socket.socket) -> None:
-        peer = _peer(raw)
+        peer, sock = peer_of(raw), raw
         try:
-            sock = raw
             if self._tls is not None and raw.family != socket.AF_UNIX:
                 sock = self._tls.wrap_server(raw, timeout_s=self._timeout_s)
+                with self._lock:
+                    # `raw` has handed over its descriptor.
+                    if self._waiting.pop(raw, self) is None:
+                        self._waiting[sock] = None
             caller = server_handshake(sock, self._access, timeout_s=self._timeout_s)
         except AnabranchError as error:
             with self._lock:
@@ -172,8 +179,14 @@ class Gate:
             return
         finally:
             with self._lock:
-                self._waiting.discard(raw)
+                self._waiting.pop(raw, None)
+                self._waiting.pop(sock, None)
         self._on_caller(sock, caller)
+
+
+def _hang_up(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _bounded:  # noqa: N801  # reads as the statement that it is
@@ -219,7 +232,8 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return data
 
 
-def _peer(sock: socket.socket) -> str:
+def peer_of(sock: socket.socket) -> str:
+    """For logs: who is at the other end."""
     try:
         where = sock.getpeername()
     except OSError:
