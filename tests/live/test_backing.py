@@ -256,6 +256,23 @@ def test_a_removal_by_a_node_that_only_knew_the_old_pack_counts_in_the_rewritten
         assert load(node, keys) == [MISSING] * 7 + [OK] * 2 + [MISSING]
 
 
+def test_copies_of_a_value_are_one_after_tidying(opened: Open) -> None:
+    """Two nodes that did not know of each other stored the same values; each of them then tidies."""
+    here, there, names = opened(), opened(), Names(14)
+    batch = names.values([20_000] * 10)
+    keys = [record.name for record, _ in batch]
+    assert set(here.store(batch)) == set(there.store(batch)) == {OK}
+    here.refresh()
+    there.refresh()
+    assert here.compact() == 2
+    for node in (here, there, opened()):
+        node.refresh()
+        assert load(node, keys) == [OK] * 10
+    assert there.compact() == 0
+    there.remove(keys[:3])
+    assert load(opened(), keys) == [MISSING] * 3 + [OK] * 7
+
+
 def test_many_removals_become_one_and_still_count(opened: Open) -> None:
     here, there, names = opened(), opened(), Names(11)
     batch = names.values([20_000] * 60)

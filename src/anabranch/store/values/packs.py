@@ -45,14 +45,13 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class Pack(msgspec.Struct, gc=False, eq=False):
+    """`live_bytes`: of the entries that count (see `PackIndex`), which keeps it."""
+
     number: int
     entries: dict[bytes, Entry]
     replaces: list[int]
     data_bytes: int
-
-    @property
-    def live_bytes(self) -> int:
-        return sum(entry.stored for entry in self.entries.values())
+    live_bytes: int = 0
 
 
 def pack_object(number: int) -> str:
@@ -120,7 +119,8 @@ def joined(removals: Iterable[Gone], packs: set[int] | None = None) -> Gone:
 
 
 class PackIndex:
-    """What this node knows of the backing tier. Of two packs with one name, the first that was learnt counts."""
+    """What this node knows of the backing tier. Of packs with the same value the one with the lowest number counts, on
+    every node; the others' copies are dead space."""
 
     def __init__(self) -> None:
         self.packs: dict[int, Pack] = {}
@@ -151,17 +151,24 @@ class PackIndex:
         for number in (pack.number, *pack.replaces):
             self._strip(pack, self._gone_names.get(number, set()), self._gone_scopes.get(number, set()))
         self.packs[pack.number] = pack
-        for name in pack.entries:
-            if self._where.setdefault(name, pack.number) != pack.number:
+        for name, entry in pack.entries.items():
+            before = self._where.get(name)
+            if before is not None and before < pack.number:
                 self._copies.setdefault(name, []).append(pack.number)
+                continue
+            if before is not None:
+                self._copies.setdefault(name, []).append(before)
+                self.packs[before].live_bytes -= self.packs[before].entries[name].stored
+            self._where[name] = pack.number
+            pack.live_bytes += entry.stored
 
     def forget_pack(self, number: int) -> None:
         """The object is no more. Another pack may have the same values."""
         pack = self.packs.pop(number, None)
         if pack is None:
             return
-        for name in pack.entries:
-            self._lose(name, number)
+        for name, entry in pack.entries.items():
+            self._lose(name, pack, entry)
 
     def removal_of(self, names: Iterable[bytes]) -> Gone:
         """What to write so that these names are gone from every pack known here."""
@@ -222,17 +229,24 @@ class PackIndex:
         if scopes:
             lost += [name for name, entry in pack.entries.items() if entry.scope in scopes and name not in names]
         for name in lost:
-            del pack.entries[name]
-            self._lose(name, pack.number)
+            self._lose(name, pack, pack.entries.pop(name))
 
-    def _lose(self, name: bytes, number: int) -> None:
+    def _lose(self, name: bytes, pack: Pack, entry: Entry) -> None:
         """This pack has the name no more."""
         copies = self._copies.get(name, [])
-        if number in copies:
-            copies.remove(number)
-        elif self._where.get(name) == number:
+        if pack.number in copies:
+            copies.remove(pack.number)
+        elif self._where.get(name) == pack.number:
             del self._where[name]
+            pack.live_bytes -= entry.stored
             if copies:
-                self._where[name] = copies.pop(0)
+                heir = self.packs[min(copies)]
+                copies.remove(heir.number)
+                self._where[name] = heir.number
+                heir.live_bytes += heir.entries[name].stored
         if not copies:
             self._copies.pop(name, None)
+
+    def alive(self, pack: Pack) -> list[Entry]:
+        """What of it counts."""
+        return [entry for name, entry in pack.entries.items() if self._where.get(name) == pack.number]

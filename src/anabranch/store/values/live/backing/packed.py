@@ -15,7 +15,7 @@ from anabranch.core.faults import Faults
 from anabranch.store.values.contracts import Cipher, Record
 from anabranch.store.values.live.backing.catalog import Catalog
 from anabranch.store.values.live.backing.objects import Objects
-from anabranch.store.values.live.backing.rewriting import compact
+from anabranch.store.values.live.backing.rewriting import compact, is_due
 from anabranch.store.values.live.backing.upkeep import Upkeep
 from anabranch.store.values.log_format import Entry, require_sound
 from anabranch.store.values.outcome import Outcome
@@ -62,7 +62,7 @@ class PackedBacking:
         self._pending: dict[bytes, _Job] = {}
         self._closed = False
         self.refresh()
-        self._upkeep = None if refresh_s is None else Upkeep(self.refresh, self.compact, refresh_s)
+        self._upkeep = None if refresh_s is None else Upkeep(self._keep_up, self.compact, refresh_s)
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -277,6 +277,11 @@ class PackedBacking:
     def refresh(self) -> int:
         self._check_open()
         return self._catalog.refresh()
+
+    def _keep_up(self) -> None:
+        self.refresh()
+        if is_due(self._catalog):
+            self.compact()
 
     def compact(self) -> int:
         """Rewrite packs that are mostly dead and join small ones; returns how many objects went. Any node may do it at

@@ -23,6 +23,7 @@ KEEP_S = 86_400.0
 """Removals are kept this long even if their packs are gone, and packs that nobody published: someone may be rewriting
 one of them right now."""
 JOIN_REMOVALS = 16
+DUE_PACKS = 64
 _Values = list[tuple[Record, memoryview]]
 
 
@@ -32,11 +33,17 @@ def compact(catalog: Catalog) -> int:
     catalog.refresh()
     with catalog.lock:
         able = [pack for pack in catalog.index.worth_rewriting() if pack.number not in catalog.unlisted]
-        old = {pack.number: list(pack.entries.values()) for pack in able}
+        old = {pack.number: catalog.index.alive(pack) for pack in able}
     try:
         return _rewrite(catalog, old) + _join_removals(catalog) + _drop_orphans(catalog)
     except OSError as error:
         raise Unavailable(f"the backing tier cannot be reached: {error}") from error
+
+
+def is_due(catalog: Catalog) -> bool:
+    """So much could be rewritten that it should not wait."""
+    with catalog.lock:
+        return len(catalog.index.worth_rewriting()) >= DUE_PACKS
 
 
 def _rewrite(catalog: Catalog, old: dict[int, list[Entry]]) -> int:

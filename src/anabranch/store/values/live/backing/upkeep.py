@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable
 
@@ -14,9 +15,10 @@ COMPACT_EVERY = 60
 
 
 class Upkeep:
-    """Calls `refresh` every `every_s` seconds and `compact` now and then, until `close`."""
+    """Calls `refresh` every `every_s` seconds and `compact` now and then, until `close`. Intervals vary, so that nodes
+    that started together do not tidy at the same moment."""
 
-    def __init__(self, refresh: Callable[[], int], compact: Callable[[], int], every_s: float) -> None:
+    def __init__(self, refresh: Callable[[], None], compact: Callable[[], int], every_s: float) -> None:
         self._refresh = refresh
         self._compact = compact
         self._every_s = every_s
@@ -31,7 +33,7 @@ class Upkeep:
 
     def _run(self) -> None:
         rounds, reachable = 0, True
-        while not self._closing.wait(self._every_s):
+        while not self._closing.wait(self._every_s * random.uniform(0.5, 1.5)):
             rounds += 1
             try:
                 if rounds % COMPACT_EVERY:
