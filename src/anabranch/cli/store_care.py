@@ -35,7 +35,7 @@ def verify(wait: str, as_json: bool, **options: Any) -> int:
         def one(address: str) -> dict[str, int]:
             return dict(admin.verify(address, wait_s).places)
 
-        results = _each(nodes, one, lambda address: lambda: _share(admin, address, "verified", "values"), "verify")
+        results = _each(nodes, one, lambda address: lambda: _share(admin, address, "verified", "to_verify"), "verify")
     bad = sum(
         count for result in results if result.places for what, count in result.places.items() if "damaged" in what
     )
@@ -66,7 +66,9 @@ def drain(names: tuple[str, ...], deadline: str, as_json: bool, **options: Any) 
         def one(address: str) -> dict[str, int]:
             return dict(admin.drain(address, deadline_s).places)
 
-        results = _each(chosen, one, lambda address: lambda: _share(admin, address, "handed_over", "values"), "drain")
+        results = _each(
+            chosen, one, lambda address: lambda: _share(admin, address, "handed_over", "to_hand_over"), "drain"
+        )
     _show(as_json, results, "drained")
     return 1 if any(result.problem for result in results) else 0
 

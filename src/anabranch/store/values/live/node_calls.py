@@ -110,6 +110,7 @@ class CallDesk:
         custody = self._custody
         with custody.lock:
             entries = custody.shelf.entries()
+            custody.to_verify, custody.verified = len(entries) + self._tiers.on_disk, 0
         good = damaged = 0
         for at in range(0, len(entries), VERIFIED_AT_ONCE):
             held: list[Entry] = []
@@ -124,6 +125,7 @@ class CallDesk:
                 else:
                     damaged += 1
             with custody.lock:
+                custody.verified += VERIFIED_AT_ONCE
                 for entry in reversed(held):
                     custody.shelf.release(entry)
                 custody.notice()

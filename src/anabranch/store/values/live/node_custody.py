@@ -49,6 +49,8 @@ class Custody:
         self.pins = Pins(shelf, quota_bytes=config.dram_bytes // 2, max_pin_s=config.max_pin_s)
         self.ledger = Ledger()
         self.waiting = 0
+        self.to_verify = self.verified = 0
+        """Values that the last Verify reads, and how many it has read."""
         self._noted = 0
 
     def now(self) -> float:

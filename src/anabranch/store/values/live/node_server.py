@@ -82,7 +82,7 @@ TICK_S = 0.05
 FRAME_BYTES = 16 << 20
 CONTEXT_VALUES = 128.0
 """Depth in its chain at which a value is worth twice as much as the first (`policy.eviction.cost`)."""
-TYPICAL_VALUE_BYTES = 64 << 10
+LARGE_VALUE_BYTES, SMALL_VALUE_BYTES = 512 << 10, 16 << 10
 """What eviction's statistics take a value for, to know how many there are."""
 RECLAIMED_AT_ONCE = 256
 LISTED_AT_ONCE = 512
@@ -239,6 +239,8 @@ class ValueNode:
                 "sessions": len(self._sessions),
                 "threads": len(self._threads),
                 "waiting": custody.waiting,
+                "to_verify": custody.to_verify,
+                "verified": min(custody.verified, custody.to_verify),
                 "unreclaimed": sum(map(len, shelf.scopes.reclaim)),
                 **self._tiers.census(),
                 **self._peers.census(),
@@ -265,13 +267,15 @@ class ValueNode:
     def _shelf(self, found: list[Found], entries: int) -> Shelf:
         extents, kept = Extents.around(self.config.dram_bytes, [(f.offset, f.record.size) for f in found])
         found[:] = [one for one, whole in zip(found, kept, strict=True) if whole]
-        policy = eviction_policy(
-            self.config.eviction, max(64, self.config.dram_bytes // TYPICAL_VALUE_BYTES), CONTEXT_VALUES
+        large, small = (
+            eviction_policy(self.config.eviction, max(64, self.config.dram_bytes // typical), CONTEXT_VALUES)
+            for typical in (LARGE_VALUE_BYTES, SMALL_VALUE_BYTES)
         )
         mirror = NodeMirror(self._memory, self._records, self._index)
         return Shelf(
             self.config.dram_bytes,
-            policy,
+            large,
+            small,
             max_entries=entries,
             first_generation=self._records.first_generation,
             mirror=mirror,

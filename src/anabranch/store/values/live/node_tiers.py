@@ -280,6 +280,11 @@ class NodeTiers:
                 rows.append((name, record.size, record.scope, "ssd", 0))
         return rows
 
+    @property
+    def on_disk(self) -> int:
+        """Values on the SSD."""
+        return 0 if self.disk is None else len(list(self.disk.names()))
+
     def verify(self) -> dict[str, int]:
         """Read everything on the SSD and compare it with its sums."""
         if self.disk is None:
@@ -292,6 +297,7 @@ class NodeTiers:
             outcome = self.disk.read([name], [memoryview(bytearray(record.size))])[0]
             good += outcome is Outcome.OK
             damaged += outcome is Outcome.DAMAGED
+            self._custody.verified += 1
         return {"ssd/good": good, "ssd/damaged": damaged}
 
     def tick(self) -> None:
