@@ -67,7 +67,7 @@ def drain(names: tuple[str, ...], deadline: str, as_json: bool, **options: Any) 
             return dict(admin.drain(address, deadline_s).places)
 
         results = _each(
-            chosen, one, lambda address: lambda: _share(admin, address, "handed_over", "to_hand_over"), "drain"
+            chosen, one, lambda address: lambda: _share(admin, address, "handed_over", "values"), "drain"
         )
     _show(as_json, results, "drained")
     return 1 if any(result.problem for result in results) else 0

@@ -107,10 +107,10 @@ class CallDesk:
         lane.send(Done(op=message.op, places=places))
 
     def _verify_dram(self) -> tuple[int, int]:
-        custody = self._custody
+        custody, on_disk = self._custody, self._tiers.on_disk
         with custody.lock:
             entries = custody.shelf.entries()
-            custody.to_verify, custody.verified = len(entries) + self._tiers.on_disk, 0
+            custody.to_verify, custody.verified = len(entries) + on_disk, 0
         good = damaged = 0
         for at in range(0, len(entries), VERIFIED_AT_ONCE):
             held: list[Entry] = []
