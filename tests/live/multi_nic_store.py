@@ -46,15 +46,28 @@ def client(address: str, topology: str) -> None:
     with Client(address, secret=SECRET, links=links, lanes=4, timeout_s=60.0) as store:
         say(store.put("value", value).name)
         buffer = bytearray(SIZE)
-        for _ in sys.stdin:
+        for number, _ in enumerate(sys.stdin):
             buffer[:] = bytes(SIZE)
+            key = f"value {number}"
             started = time.monotonic()
             say("started")
-            got = store.get_into("value", buffer)
-            fine = got.outcome.name == "OK" and buffer == value
+            put = store.put(key, value)
+            got = store.get_into(key, buffer)
+            fine = put.name == got.outcome.name == "OK" and buffer == value
+            store.remove([key])
             (pool,) = store._nodes.known
             rails = {name.rpartition(" ")[2]: lanes for name, lanes in pool.rails.items() if lanes}
-            say(json.dumps({"fine": fine, "got": got.outcome.name, "s": time.monotonic() - started, "rails": rails}))
+            say(
+                json.dumps(
+                    {
+                        "fine": fine,
+                        "put": put.name,
+                        "got": got.outcome.name,
+                        "s": time.monotonic() - started,
+                        "rails": rails,
+                    }
+                )
+            )
 
 
 def say(text: str) -> None:

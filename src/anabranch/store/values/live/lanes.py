@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -101,7 +102,7 @@ class LanePool:
             with self._lock:
                 if self._closed:
                     raise Unavailable("the client is closed")
-                lane = self._idle.pop() if self._idle else None
+                lane = self._idle.pop(self._lightest()) if self._idle else None
                 if lane is not None:
                     self._used.add(lane)
             if lane is None:
@@ -200,6 +201,14 @@ class LanePool:
                 return lane
         self._end(lane)
         raise Unavailable("the client is closed")
+
+    def _lightest(self) -> int:
+        """Under the lock: which idle lane goes over the rail with the fewest lanes at work; the one used last, if there
+        is but one rail."""
+        if not self.several_rails:
+            return -1
+        busy = Counter(lane.rail for lane in self._used)
+        return min(range(len(self._idle)), key=lambda i: busy[self._idle[i].rail])
 
     def _way(self) -> RailSet:
         """Raises Unavailable if no NIC reaches the node."""
