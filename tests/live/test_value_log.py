@@ -292,6 +292,8 @@ def test_a_second_process_and_impossible_sizes_are_refused_with_a_remedy(tmp_pat
         ValueLog(str(tmp_path / "b"), 1000)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "big").write_bytes(bytes(5 * MIB))
+    with pytest.raises(ConfigError, match="whole disk"):
+        ValueLog(str(tmp_path / "d"), 1 << 60)
     with pytest.raises(ConfigError, match="raise ssd_bytes"):
         ValueLog(str(tmp_path / "c"), 5 * MIB)
     with pytest.raises(ConfigError, match="cannot be used"):
@@ -330,7 +332,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_s15_a_full_file_system_is_a_smaller_log(small_disk: Path) -> None:
     names = Names(11)
-    with contextlib.closing(ValueLog(str(small_disk / "log"), 64 * MIB)) as log:
+    with contextlib.closing(ValueLog(str(small_disk / "log"), 23 * MIB)) as log:
         (small_disk / "others").write_bytes(bytes(10 * MIB))
         batches = [names.values([MIB, 100_000]) for _ in range(20)]
         for batch in batches:

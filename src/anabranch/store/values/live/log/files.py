@@ -79,6 +79,11 @@ class LogFiles:
                     total += os.lstat(os.path.join(root, name)).st_blocks * 512
         return total
 
+    def disk_bytes(self) -> int:
+        """All bytes of the file system, used or not; 0 if it does not say."""
+        stat = os.statvfs(self._folder)
+        return stat.f_blocks * stat.f_frsize
+
     def create(self, number: int, size_bytes: int) -> None:
         """Raises OSError (ENOSPC: the file system is full); then no file is left behind."""
         if self._faults.at("log.grow"):

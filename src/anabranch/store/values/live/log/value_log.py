@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from anabranch.core.errors import ConfigError, Overloaded, StaleLease, Unavailable
 from anabranch.core.faults import NO_FAULTS, Faults
+from anabranch.core.units import format_bytes
 from anabranch.store.values.contracts import Cipher, Record
 from anabranch.store.values.live.log.appender import Appender, Job
 from anabranch.store.values.live.log.fetch import Fetch, Wish
@@ -363,6 +364,12 @@ class ValueLog:
     # --- start and end ------------------------------------------------------------------------------------------
 
     def _start(self, folder: str) -> None:
+        disk = self._files.disk_bytes()
+        if disk and self._capacity > disk:
+            raise ConfigError(
+                f"ssd_bytes = {format_bytes(self._capacity)}, but the whole disk of {folder} has {format_bytes(disk)}:"
+                " lower ssd_bytes, or name another folder"
+            )
         found = recover(self._index, self._files, self._removals.known)
         self._tally.add("log_recovered_values", len(self._index))
         self._tally.add("log_ignored_segments", found.ignored)
