@@ -178,9 +178,8 @@ def test_the_gate_speaks_tls(gated: Gated, tmp_path: Path) -> None:
         client_handshake(sock, Credentials(), timeout_s=30)
 
 
-def test_silent_callers_keep_nobody_out(gated: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anabranch.core.live.handshake.MAX_WAITING", 2)
-    address, _, callers = gated(ACCESS, timeout_s=30)
+def test_silent_callers_keep_nobody_out(gated: Gated) -> None:
+    address, _, callers = gated(ACCESS, timeout_s=30, most=2)
     silent = []
     for _ in range(4):
         silent.append(connect(address))

@@ -20,6 +20,7 @@ from anabranch.cluster.settings import Settings
 from anabranch.core.authentication import NONCE_BYTES, Credentials, hello_proof
 from anabranch.core.errors import AccessDenied, AnabranchError, ConfigError, Unavailable, WireError
 from anabranch.core.live.link import connect
+from anabranch.core.live.strangers import MOST
 from anabranch.core.messages import Message
 from anabranch.core.wire import FrameDecoder, encode
 from anabranch.store.config import DirectoryConfig
@@ -207,6 +208,18 @@ def test_another_tenants_lease_reads_nothing(site: Site) -> None:
                 except (Unavailable, WireError):
                     return  # it hung up
                 assert length == bytes(8)
+
+
+def test_silent_callers_keep_nobody_out(site: Site) -> None:
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(closing(connect(site.address))) for _ in range(MOST + 20)]
+        for sock in silent[:20]:
+            sock.settimeout(60.0)
+            with contextlib.suppress(ConnectionResetError):
+                while sock.recv(4096):
+                    pass  # until it is disconnected
+        with site.client("alice", local=False) as alice:
+            assert alice.get("words") == VALUE
 
 
 def test_the_cluster_secret_speaks_for_every_tenant(site: Site) -> None:

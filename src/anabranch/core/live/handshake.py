@@ -11,7 +11,6 @@ An open server (no secret, no TLS) sends nothing and trusts everybody, so proces
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import socket
@@ -35,13 +34,12 @@ from anabranch.core.authentication import (
 from anabranch.core.errors import AccessDenied, AnabranchError, Unavailable, WireError
 from anabranch.core.handshake import Accepted, Challenge, Introduction, Rejected
 from anabranch.core.live.link import connect
+from anabranch.core.live.strangers import MOST, Strangers
 from anabranch.core.live.tls import Tls, TlsSocket, certificate_name
 from anabranch.core.wire import HEADER, encode
 
 TIMEOUT_S = 5.0
 MAX_FRAME_BYTES = 4096
-MAX_WAITING = 64
-"""Callers that may be in the middle of proving themselves; one more, and the oldest is disconnected."""
 log = logging.getLogger(__name__)
 M = TypeVar("M")
 
@@ -126,67 +124,43 @@ class Gate:
         *,
         tls: Tls | None = None,
         timeout_s: float = TIMEOUT_S,
+        most: int = MOST,
     ) -> None:
         self._access = access
         self._on_caller = on_caller
         self._tls = tls
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._waiting: dict[socket.socket, None] = {}
-        self._closed = False
+        self._strangers = Strangers(most)
         self.denied = 0
-        """Callers that were not let in."""
+        """Callers that were not let in, about."""
 
     def __call__(self, sock: socket.socket) -> None:
         if not self._access.authenticates and self._tls is None:
             self._on_caller(sock, server_handshake(sock, self._access))
-            return
-        with self._lock:
-            closed = self._closed
-            if not closed:
-                if len(self._waiting) >= MAX_WAITING:
-                    # Whoever has said nothing for longest goes: silence keeps nobody out.
-                    oldest = next(iter(self._waiting))
-                    del self._waiting[oldest]
-                    _hang_up(oldest)
-                self._waiting[sock] = None
-        if closed:
+        elif self._strangers.add(sock):
+            threading.Thread(target=self._admit, args=(sock,), name="gate", daemon=True).start()
+        else:
             sock.close()
-            return
-        threading.Thread(target=self._admit, args=(sock,), name="gate", daemon=True).start()
 
     def close(self) -> None:
         """Nobody is let in any more; callers in the middle of it are disconnected."""
-        with self._lock:
-            self._closed = True
-            for sock in self._waiting:
-                _hang_up(sock)
+        self._strangers.close()
 
     def _admit(self, raw: socket.socket) -> None:
         peer, sock = peer_of(raw), raw
         try:
             if self._tls is not None and raw.family != socket.AF_UNIX:
                 sock = self._tls.wrap_server(raw, timeout_s=self._timeout_s)
-                with self._lock:
-                    # `raw` has handed over its descriptor.
-                    if self._waiting.pop(raw, self) is None:
-                        self._waiting[sock] = None
+                self._strangers.replace(raw, sock)
             caller = server_handshake(sock, self._access, timeout_s=self._timeout_s)
         except AnabranchError as error:
-            with self._lock:
-                self.denied += 1
+            self.denied += 1
             log.warning("caller not let in", extra={"peer": peer, "reason": str(error), "code": error.code})
             return
         finally:
-            with self._lock:
-                self._waiting.pop(raw, None)
-                self._waiting.pop(sock, None)
+            self._strangers.remove(raw)
+            self._strangers.remove(sock)
         self._on_caller(sock, caller)
-
-
-def _hang_up(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 class _bounded:  # noqa: N801  # reads as the statement that it is

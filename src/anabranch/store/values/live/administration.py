@@ -197,6 +197,8 @@ def probe(address: str, session: Session) -> None:
             offer = Offer(op=2, names=name, sizes=[len(_PROBE_BYTES)], replicas=1, wait_s=PROBE_S / 2)
             lane.send(Put(offer=offer, sums=slice_sums(_PROBE_BYTES)), payload=[memoryview(_PROBE_BYTES)])
             stored = expected(lane.receive(), Stored, address)
+            if stored.outcomes[0] in (Outcome.FULL, Outcome.TOO_BIG):
+                return  # it answers: a full store serves
             if not Outcome(stored.outcomes[0]).stored:
                 raise Unavailable(f"{address} cannot store: {Outcome(stored.outcomes[0]).name}")
         raise Unavailable(f"{address} loses what it has just stored")

@@ -21,6 +21,7 @@ from anabranch.core.errors import AnabranchError, Unavailable, WireError
 from anabranch.core.faults import NO_FAULTS, Faults
 from anabranch.core.live.handshake import peer_of
 from anabranch.core.live.link import Listener
+from anabranch.core.live.strangers import Strangers
 from anabranch.core.live.tls import Tls, certificate_name
 from anabranch.paging.extents import Extents
 from anabranch.policy.eviction.choice import eviction_policy
@@ -143,6 +144,7 @@ class ValueNode:
             self.custody.puts.below = self._tiers.locate
         self._calls = CallDesk(self.custody, self._gets, self._tiers)
         self._listeners: list[Listener] = []
+        self._strangers = Strangers()
         self._lanes: set[NodeLane] = set()
         self._threads: set[threading.Thread] = set()
         self._sessions: dict[tuple[bytes, bytes, bool], NodeSession] = {}
@@ -336,6 +338,7 @@ class ValueNode:
             if self._stopping.is_set():
                 sock.close()
                 return
+            self._strangers.add(sock)
             thread = threading.Thread(target=self._serve, args=(sock,), name=f"{self.node_id}-lane", daemon=True)
             self._threads.add(thread)
         thread.start()
@@ -346,7 +349,8 @@ class ValueNode:
         session: NodeSession | None = None
         try:
             if self._tls is not None and sock.family != socket.AF_UNIX:
-                sock = self._tls.wrap_server(sock)
+                raw, sock = sock, self._tls.wrap_server(sock)
+                self._strangers.replace(raw, sock)
             lane = NodeLane(sock)
             with self.custody.lock:
                 self._lanes.add(lane)
@@ -356,6 +360,7 @@ class ValueNode:
                 lane.send(Denied(reason=reason, code="overloaded"))
                 return
             session = self._introduce(lane)
+            self._strangers.remove(sock)
             if session is not None:
                 self._exchange(lane, session)
         except (AnabranchError, OSError) as error:
@@ -445,6 +450,7 @@ class ValueNode:
             handler(lane, session, message)
 
     def _leave(self, lane: NodeLane | None, session: NodeSession | None, sock: socket.socket) -> None:
+        self._strangers.remove(sock)
         (lane or sock).close()
         with self.custody.lock:
             if lane is not None:
