@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,8 @@ from anabranch.store.values.puts import Item
 from anabranch.store.values.puts import Put as OpenPut
 from anabranch.store.values.slices import slice_count, slice_sum, slice_sums, value_sum
 
+TAKE_OVER_S = 2.0
+"""How long a lane that was shut may take to let go of a slice."""
 Finish = Callable[[OpenPut, list[Entry]], None]
 """Called outside the lock with the new entries held: makes them durable and replicated as the put asks; it may change
 outcomes of items."""
@@ -30,6 +33,9 @@ class PutDesk:
         self._faults = faults
         self._finish = finish
         self._stored = stored
+        self._writers: dict[tuple[int, int, int], NodeLane] = {}
+        """Slices (put, item, slice) that are being received, and on which lane; under the lock."""
+        self._written = threading.Condition(custody.lock)
 
     def put(self, lane: NodeLane, session: NodeSession, message: Put) -> None:
         offer, sums = message.offer, message.sums
@@ -86,9 +92,17 @@ class PutDesk:
 
     def slice(self, lane: NodeLane, session: NodeSession, message: Slice) -> None:
         custody = self._custody
+        key = (message.put, message.item, message.slice)
         with custody.lock:
             put = custody.puts.get(session, message.put)
-            place = custody.puts.begin_slice(session, message.put, message.item, message.slice, custody.now())
+            stuck = self._writers.get(key) if put is not None else None
+            if stuck is not None:
+                # Sent again: its sender has given the other lane up, which may not have noticed (a cut cable).
+                stuck.shut()
+                self._written.wait_for(lambda: key not in self._writers, TAKE_OVER_S)
+            place = custody.puts.begin_slice(session, *key, custody.now())
+            if place is not None:
+                self._writers[key] = lane
         if put is None:
             # How long the slice is, only the put knows: what follows on this lane cannot be understood.
             raise WireError(f"there is no put {message.put}: it was abandoned, or is another caller's")
@@ -106,6 +120,8 @@ class PutDesk:
         finally:
             with custody.lock:
                 custody.puts.end_slice(put, message.item, message.slice, message.sum if good else None)
+                del self._writers[key]
+                self._written.notify_all()
                 if not good:
                     custody.shelf.counters["damaged_slices"] += 1
                 custody.notice()
