@@ -101,6 +101,23 @@ def test_large_values_travel_in_slices_on_any_lane(rig: NodeRig, caller: Caller)
     other.close()
 
 
+def test_a_slice_sent_again_takes_its_place_from_a_lane_that_fell_silent(rig: NodeRig, caller: Caller) -> None:
+    """As behind a cut cable: the node has half a slice and no word that the rest will not come."""
+    silent = caller.another(rig.node.address)
+    one, value = name(), os.urandom(2 * SLICE_BYTES)
+    granted = caller.offer([one], [len(value)])
+    half = memoryview(value)[: SLICE_BYTES // 2]
+    silent.lane.send(Slice(put=granted.put, item=0, slice=0, sum=slice_sum(value[:SLICE_BYTES])), payload=[half])
+    deadline = time.monotonic() + 20
+    while not rig.node._puts._writers:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    caller.slices(granted.put, 0, value)
+    assert caller.seal(granted.put, [value]).outcomes == bytes([OK])
+    assert caller.get_large(one) == value
+    silent.close()
+
+
 def test_a_slice_with_a_wrong_sum_is_asked_for_again(rig: NodeRig, caller: Caller) -> None:
     one, value = name(), os.urandom(SLICE_BYTES + 5)
     granted = caller.offer([one], [len(value)])
