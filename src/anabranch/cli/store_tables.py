@@ -91,7 +91,7 @@ def _table(*headings: str) -> Any:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading != "health")
     return table
 
 

@@ -56,7 +56,7 @@ class DirectoryLink:
     @property
     def addresses(self) -> list[str]:
         """Where each shard is asked, "" for one that nobody leads at the moment."""
-        return list(self._shards())
+        return list(self._leaders(time.monotonic() + 1.0))
 
     @property
     def joined(self) -> bool:
@@ -96,7 +96,8 @@ class DirectoryLink:
         asked, rows = self._nodes
         now = time.monotonic()
         if now - asked > NODES_FRESH_S:
-            answers = self._ask({address: ListNodes(op=0) for address in self._shards() if address}, now + timeout_s)
+            shards = self._leaders(now + timeout_s)
+            answers = self._ask({address: ListNodes(op=0) for address in shards if address}, now + timeout_s)
             found = {
                 row.node_id: row for answer in answers.values() if isinstance(answer, NodeList) for row in answer.nodes
             }
@@ -129,8 +130,11 @@ class DirectoryLink:
     def _address(self, shard: int) -> str:
         return self._shards()[shard]
 
+    def _leaders(self, deadline: float) -> list[str]:
+        return self._shards() if self._electorate is None else self._electorate.first_known(deadline)
+
     def _where(self, names: bytes, run: bool, deadline: float) -> Whereabouts:
-        addresses = self._shards()
+        addresses = self._leaders(deadline)
         if not any(addresses):
             raise Unavailable(LEADERLESS)
         shares = split(names, len(addresses))

@@ -29,6 +29,7 @@ PROBE_S = 0.2
 PATIENCE_S = 1.0
 """A leader that gives no answer for this long has lost."""
 NODE_TTL_S = 5
+FIRST_S = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -188,6 +189,8 @@ class Electorate:
         self._on_change = changed
         self._addresses: list[str] = []
         self._closing = threading.Event()
+        self._first = threading.Event()
+        self._patient_until = time.monotonic() + FIRST_S
         self._leaders = PrefixView(where.endpoints, f"{where.prefix}directory/", self._led)
         self._thread: threading.Thread | None = None
         if join is not None:
@@ -199,6 +202,13 @@ class Electorate:
 
     def addresses(self) -> list[str]:
         """One for each shard, "" where nobody leads; empty as long as nothing is known."""
+        return self._addresses
+
+    def first_known(self, deadline: float) -> list[str]:
+        """`addresses`, after waiting for them if this object is younger than FIRST_S: who asks right after the start need
+        not fail. `deadline`: monotonic."""
+        if not self._addresses:
+            self._first.wait(max(0.0, min(deadline, self._patient_until) - time.monotonic()))
         return self._addresses
 
     def close(self) -> None:
@@ -214,6 +224,8 @@ class Electorate:
         # Who led last is kept: if it is still there it answers, and if not that is soon found out.
         former = self._addresses + [""] * (shards - len(self._addresses))
         self._addresses = [notes[i].address if i in notes else former[i] for i in range(shards)]
+        if any(self._addresses):
+            self._first.set()
         self._on_change()
 
     def _register(self, etcd: Etcd, key: str, address: str) -> None:
