@@ -53,11 +53,12 @@ class ShelfMachine(RuleBasedStateMachine):
     puts_open: Bundle[Put] = Bundle("puts_open")
     leases: Bundle[Lease] = Bundle("leases")
 
-    @initialize(policy=st.sampled_from(EVICTION_NAMES), quota=st.sampled_from([0, 5 * PAGE]))
-    def begin(self, policy: EvictionName, quota: int) -> None:
+    @initialize(policy=st.sampled_from(EVICTION_NAMES), quota=st.sampled_from([0, 5 * PAGE]), two_orders=st.booleans())
+    def begin(self, policy: EvictionName, quota: int, two_orders: bool) -> None:
         self.now = 0.0
         self.memory = Memory()
-        self.shelf = Shelf(PAGES * PAGE, eviction_policy(policy, 16, 8.0), max_entries=64, mirror=self.memory)
+        orders = [eviction_policy(policy, 16, 8.0) for _ in range(1 + two_orders)]
+        self.shelf = Shelf(PAGES * PAGE, *orders, max_entries=64, small_bytes=PAGE, mirror=self.memory)
         self.shelf.changed = {}
         self.puts = Puts(self.shelf)
         self.reads = Reads(self.shelf, LEASE_S)
@@ -198,7 +199,8 @@ class ShelfMachine(RuleBasedStateMachine):
     def books_add_up(self) -> None:
         shelf = self.shelf
         shelf._extents.check()
-        shelf._order.check()
+        shelf._large.check()
+        shelf._small.check()
         assert shelf.used_bytes == sum(state.tenant.used_bytes for state in self.scopes)
         assert shelf.reserved_bytes >= 0
         assert shelf.held_bytes >= 0

@@ -12,7 +12,7 @@ from anabranch.store.values.pins import Pins
 from anabranch.store.values.puts import Put, Puts
 from anabranch.store.values.reads import Reads
 from anabranch.store.values.scope import Scope
-from anabranch.store.values.shelf import EVICTED_AT_ONCE, NoMirror, Shelf
+from anabranch.store.values.shelf import EVICTED_AT_ONCE, SMALL_BYTES, NoMirror, Shelf
 from anabranch.store.values.slices import SLICE_BYTES
 
 PAGE = 4096
@@ -266,3 +266,28 @@ def test_names_that_changed_are_told(rig: Rig) -> None:
     rig.put(2)
     rig.shelf.drop(rig.entry(1))
     assert rig.shelf.changed == {name(1): False, name(2): True}
+
+
+def test_small_values_do_not_make_room_for_large_ones_one_by_one() -> None:
+    shelf = Shelf(64 * SMALL_BYTES, Lru(), Lru(), max_entries=10_000)
+    puts, scope = Puts(shelf), shelf.scopes.open(Scope("t"))
+
+    def put(i: int, size: int) -> None:
+        put = puts.begin(None, scope, name(i), [size])
+        entry = puts.commit(put.items[0], (i,))
+        assert entry is not None
+        puts.settle([entry])
+
+    small, large = range(100), range(1000, 1070)
+    for i in small:
+        put(i, 100)
+    for i in large:
+        put(i, SMALL_BYTES)
+    assert all(name(i) in scope.entries for i in small)
+    assert sum(name(i) in scope.entries for i in large) == 63
+    for i in range(2000, 2000 + 64):
+        put(i, PAGE)
+    assert all(name(i) in scope.entries for i in small), "small ones have little: a large one went"
+    for i in range(3000, 3000 + 16 * 64):
+        put(i, PAGE)
+    assert sum(name(i) in scope.entries for i in large) >= 50, "small ones make room for each other"

@@ -38,8 +38,8 @@ class ScopeState:
 
 class Entry:
     """A committed value in DRAM. `refs`: leases, pins and transfers that use it. `removed`: it has no name any more and
-    goes with its last reference. `listed`: eviction knows it; `fresh` not 0: it will soon. `uses`: how often it was
-    read."""
+    goes with its last reference. `listed`: eviction knows it; `fresh` not 0: it will soon. `small`: in which order
+    it is. `uses`: how often it was read."""
 
     __slots__ = (
         "fresh",
@@ -56,6 +56,7 @@ class Entry:
         "scope",
         "size",
         "slot",
+        "small",
         "sums",
         "uses",
     )
@@ -84,6 +85,7 @@ class Entry:
         self.removed = False
         self.listed = False
         self.fresh = 0
+        self.small = False
         self.on_disk = False
         self.queued = False
         self.pin = 0.0

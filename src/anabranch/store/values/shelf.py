@@ -22,6 +22,8 @@ from anabranch.store.values.entries import Entry, ScopeState, Tenant
 from anabranch.store.values.order import EvictionOrder
 from anabranch.store.values.scopes import Scopes
 
+SMALL_BYTES = 64 << 10
+SMALL_SHARE = 8
 EVICTED_AT_ONCE = 64
 """Values that one call evicts: whoever needs more room calls again, and lets others in between."""
 
@@ -43,15 +45,19 @@ class NoMirror:
 
 
 class Shelf:
-    """`first_generation`: above all that were ever used with this arena. `leaving(entry)` is called for a value that is
+    """`first_generation`: above all that were ever used with this arena. With `small_policy`, values
+    below `small_bytes` have an order of eviction of their own, in which at least 1/SMALL_SHARE of the arena stays when
+    large ones come. `leaving(entry)` is called for a value that is
     evicted, while its bytes are still there; `unpin` ends the pin of one that is dropped."""
 
     def __init__(
         self,
         arena_bytes: int,
         policy: EvictionPolicy,
+        small_policy: EvictionPolicy | None = None,
         *,
         max_entries: int,
+        small_bytes: int = SMALL_BYTES,
         first_generation: int = 1,
         mirror: Mirror | None = None,
         extents: Extents | None = None,
@@ -68,7 +74,10 @@ class Shelf:
         self.room_made = 0
         """Grows whenever something in the way of a put went."""
         self._extents = extents or Extents(arena_bytes)
-        self._order = EvictionOrder(policy)
+        self._large = EvictionOrder(policy)
+        self._small = EvictionOrder(small_policy) if small_policy is not None else self._large
+        self._small_below = small_bytes
+        self._small_bytes = 0
         self._mirror = mirror or NoMirror()
         self._max_entries = max_entries
         self._slots: list[Entry | None] = []
@@ -124,7 +133,7 @@ class Shelf:
     def touch(self, entry: Entry) -> None:
         """It was asked for. Eviction learns of it before it next chooses."""
         entry.uses += 1
-        self._order.touch(entry)
+        self._order(entry).touch(entry)
         tenant = entry.scope.tenant
         if tenant.quota_bytes:
             tenant.order.move_to_end(entry.name)
@@ -134,7 +143,7 @@ class Shelf:
         entry.refs += 1
         if entry.refs == 1:
             self._held_bytes += rounded(entry.size)
-            self._order.hold(entry)
+            self._order(entry).hold(entry)
 
     def release(self, entry: Entry) -> None:
         if entry.refs < 1:
@@ -147,14 +156,15 @@ class Shelf:
         if entry.removed:
             self._free(entry)
         elif entry.listed or entry.live:
-            self._order.release(entry)
+            self._order(entry).release(entry)
         else:
             self.drop(entry)
 
     def catch_up(self, count: int) -> None:
         """Let eviction know of reads and of up to `count` new values, in a quiet moment."""
-        self._order.settle()
-        self._order.list_fresh(count)
+        for order in {self._large, self._small}:
+            order.settle()
+            order.list_fresh(count)
 
     def set_quota(self, tenant: Tenant, quota_bytes: int, pin_quota_bytes: int) -> None:
         if quota_bytes and not tenant.quota_bytes:
@@ -162,7 +172,7 @@ class Shelf:
                 if state.tenant is tenant:
                     tenant.order.update(state.entries)
                     for entry in state.entries.values():
-                        self._order.list_now(entry)
+                        self._order(entry).list_now(entry)
         tenant.quota_bytes, tenant.pin_quota_bytes = quota_bytes, pin_quota_bytes
 
     # --- room -----------------------------------------------------------------------------------------------------
@@ -196,10 +206,11 @@ class Shelf:
             self.drain_reclaim(EVICTED_AT_ONCE)
             self.unfinished = True
             return self._extents.take(size)
-        self._order.prepare()
+        first, second = self._orders(need)
+        first.prepare()
         gone = self._gone
         for _ in range(EVICTED_AT_ONCE):
-            if not self._evict():
+            if not (self._evict(first) or self._evict(second)):
                 self._gone = 0
                 return None
             gone += self._last_size
@@ -214,8 +225,18 @@ class Shelf:
         self.unfinished = True
         return None
 
-    def _evict(self) -> bool:
-        slot = self._order.victim()
+    def _order(self, entry: Entry) -> EvictionOrder:
+        return self._small if entry.small else self._large
+
+    def _orders(self, need: int) -> tuple[EvictionOrder, EvictionOrder]:
+        """Who goes first, and if they are all in use. Thousands of small values are not asked to make room for a large
+        one, nor large ones for a small one unless small ones have little anyhow."""
+        if need < self._small_below and self._small_bytes > self._extents.size // SMALL_SHARE:
+            return self._small, self._large
+        return self._large, self._small
+
+    def _evict(self, order: EvictionOrder) -> bool:
+        slot = order.victim()
         if slot is None:
             return False
         self._evicted(self._entry(slot))
@@ -233,7 +254,8 @@ class Shelf:
 
     def _shrink(self, tenant: Tenant, need: int) -> bool:
         """Evict the tenant's least recently used values until `need` more bytes fit its quota."""
-        self._order.settle()
+        self._large.settle()
+        self._small.settle()
         order = tenant.order
         tries = 2 * len(order)
         evicted = 0
@@ -243,7 +265,7 @@ class Shelf:
                 return False
             tries -= 1
             name, entry = next(iter(order.items()))
-            if self._order.evict(entry):
+            if self._order(entry).evict(entry):
                 self._evicted(entry)
                 evicted += 1
                 self.counters["evicted_for_quota"] += 1
@@ -278,7 +300,7 @@ class Shelf:
     ) -> Entry:
         slots = self._slots
         # A bound on memory, not a promise: if all entries are in use there are more of them.
-        while not self._free_slots and len(slots) >= self._max_entries and self._evict():
+        while not self._free_slots and len(slots) >= self._max_entries and any(map(self._evict, self._orders(0))):
             pass
         if self._free_slots:
             slot = self._free_slots.pop()
@@ -289,6 +311,11 @@ class Shelf:
         entry = Entry(name, scope, size, sums, parent, start, self._generation, slot)
         entry.refs = 1
         length = rounded(size)
+        # A chain stays in one order, which keeps its children before their parents.
+        before = scope.entries.get(parent) if parent else None
+        entry.small = length < self._small_below if before is None else before.small
+        if entry.small:
+            self._small_bytes += length
         self._held_bytes += length
         self._reserved_bytes -= length
         slots[slot] = entry
@@ -317,7 +344,7 @@ class Shelf:
             self.unpin(entry)
             if self._slots[entry.slot] is not entry:
                 return  # it was dead already, and that was its last reference
-        self._order.forget(entry)
+        self._order(entry).forget(entry)
         self._unname(entry)
         if entry.refs:
             entry.removed = True
@@ -373,6 +400,8 @@ class Shelf:
         length = rounded(entry.size)
         del self._starts[entry.offset], self._ends[entry.offset + length]
         self._extents.give(entry.offset, entry.size)
+        if entry.small:
+            self._small_bytes -= length
         entry.scope.tenant.used_bytes -= length
         self._slots[entry.slot] = None
         self._free_slots.append(entry.slot)

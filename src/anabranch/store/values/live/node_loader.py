@@ -13,6 +13,8 @@ from anabranch.store.values.outcome import Outcome
 
 LOAD_S = 5.0
 """How long a get waits for a slower tier."""
+ROOM_S = 2.0
+"""How long it waits for room in DRAM, if everything is in use; then the outcome is FULL."""
 JOB_BYTES = 8 << 20
 Read = Callable[[Sequence[bytes], Sequence[memoryview]], list[Outcome]]
 Locate = Callable[[ScopeState, bytes], "tuple[int, Record] | None"]
@@ -35,6 +37,9 @@ class _Loading:
         self.outcome: Outcome | None = None
         self.entry: Entry | None = None
         self.work: Work | None = None
+
+
+_NO_ROOM: Loaded = (Outcome.FULL, 0, None)
 
 
 class Loader:
@@ -63,13 +68,28 @@ class Loader:
         """What is in DRAM already is held too."""
         custody = self._custody
         deadline = custody.now() + timeout_s
-        found: list[Loaded | _Loading] = []
         fresh: list[_Loading] = []
         with custody.lock:
-            for scope, name in wanted:
-                found.append(self._begin(scope, name, fresh))
+            found = [self._begin(scope, name, fresh) for scope, name in wanted]
+            if all(one is _NO_ROOM for one in found):
+                # Others are in the way, not what this call asks for.
+                found = self._begin_when_there_is_room(wanted, fresh, min(deadline, custody.now() + ROOM_S))
         self._start(fresh)
         return [one if isinstance(one, tuple) else self._await(one, deadline) for one in found]
+
+    def _begin_when_there_is_room(
+        self, wanted: Sequence[tuple[ScopeState, bytes]], fresh: list[_Loading], deadline: float
+    ) -> list[Loaded | _Loading]:
+        custody = self._custody
+        found: list[Loaded | _Loading] = [_NO_ROOM] * len(wanted)
+        custody.waiting += 1
+        try:
+            while all(one is _NO_ROOM for one in found) and (left := deadline - custody.now()) > 0:
+                custody.freed.wait(left)
+                found = [self._begin(scope, name, fresh) for scope, name in wanted]
+        finally:
+            custody.waiting -= 1
+        return found
 
     def prefetch(self, wanted: Sequence[tuple[ScopeState, bytes]]) -> list[Outcome]:
         """Begin to load; OK: it is here or on its way."""
@@ -113,7 +133,7 @@ class Loader:
             start = shelf.reserve(scope.tenant, record.size)
         if start is None:
             shelf.counters["load_no_room"] += 1
-            return Outcome.MISSING, 0, None
+            return _NO_ROOM
         loading = _Loading(scope, name, record, tier, start)
         self._loading[name] = loading
         fresh.append(loading)

@@ -141,7 +141,9 @@ class TierWriter:
         batch: list[_Waiting] = []
         size = 0
         oldest = self._custody.now() - self._queue_age_s
-        while self._queue and size < BATCH_BYTES and len(batch) < BATCH_ITEMS:
+        # What is being written cannot be evicted: never more than a part of the arena.
+        most = min(BATCH_BYTES, self._custody.memory.size // 8)
+        while self._queue and (size < most or not batch) and len(batch) < BATCH_ITEMS:
             waiting = self._queue.popleft()
             entry = waiting.entry
             entry.queued = False
