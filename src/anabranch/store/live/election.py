@@ -205,8 +205,8 @@ class Electorate:
         return self._addresses
 
     def first_known(self, deadline: float) -> list[str]:
-        """`addresses`, after waiting for them if this object is younger than FIRST_S: who asks right after the start need
-        not fail. `deadline`: monotonic."""
+        """`addresses`, after waiting for them if this object is younger than FIRST_S: a question right after the start
+        need not fail. `deadline`: monotonic."""
         if not self._addresses:
             self._first.wait(max(0.0, min(deadline, self._patient_until) - time.monotonic()))
         return self._addresses
