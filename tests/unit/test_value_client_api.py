@@ -26,6 +26,12 @@ def test_at_most_fifteen_calls_and_the_same_for_asyncio() -> None:
     assert all(inspect.iscoroutinefunction(getattr(anabranch.AsyncClient, name)) for name in calls(anabranch.Client))
 
 
+def test_both_take_the_same_settings() -> None:
+    settings = [dict(inspect.signature(kind).parameters) for kind in (anabranch.Client, anabranch.AsyncClient)]
+    assert settings[1].pop("calls").default == 8
+    assert settings[0] == settings[1]
+
+
 def test_the_client_keeps_what_connectors_are_promised() -> None:
     promised = calls(StoreClient)
     assert {name: calls(anabranch.Client)[name] for name in promised} == promised

@@ -9,16 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from anabranch.core.errors import InvalidInput
+from anabranch.core.live.tls import Tls
+from anabranch.store.values.config import LinkConfig, SecurityConfig
 from anabranch.store.values.got import Got
 from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.client import Client, StoreStat
 from anabranch.store.values.live.views import Views
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.scope import Key
+from anabranch.transfer.classes import TrafficName
+from anabranch.transfer.live.rails import Links
 
 T = TypeVar("T")
 
@@ -26,10 +31,41 @@ T = TypeVar("T")
 class AsyncClient:
     """As `Client`, with the same arguments; `calls`: how many run at once, others wait their turn."""
 
-    def __init__(self, nodes: str | Sequence[str] = (), *, calls: int = 8, **settings: Any) -> None:
+    def __init__(
+        self,
+        nodes: str | Sequence[str] = (),
+        *,
+        directory: str | None = "",
+        tenant: str = "default",
+        namespace: str = "default",
+        epoch: str = "",
+        secret: bytes | str | Path | None = None,
+        tls: Tls | SecurityConfig | None = None,
+        timeout_s: float = 5.0,
+        local: bool = True,
+        lanes: int = 2,
+        name: str = "",
+        links: Links | LinkConfig | None = None,
+        traffic: TrafficName = "load",
+        calls: int = 8,
+    ) -> None:
         if calls < 1:
             raise InvalidInput(f"calls must be at least 1, not {calls}")
-        self._client = Client(nodes, **settings)
+        self._client = Client(
+            nodes,
+            directory=directory,
+            tenant=tenant,
+            namespace=namespace,
+            epoch=epoch,
+            secret=secret,
+            tls=tls,
+            timeout_s=timeout_s,
+            local=local,
+            lanes=lanes,
+            name=name,
+            links=links,
+            traffic=traffic,
+        )
         self._threads = ThreadPoolExecutor(calls, thread_name_prefix="store-call")
 
     async def put(
