@@ -41,7 +41,9 @@ def test_a_killed_leader_is_replaced(tmp_path: Path) -> None:
 
         host = etcd.address.removeprefix("etcd://")
         candidates = [start("directory", "--etcd", host, "--shard", "0/1") for _ in range(2)]
-        start("node", "--name", "n1", "--directory", etcd.address, "--dram", "4MiB", "--data-dir", str(tmp_path / "n1"))
+        node = start(
+            "node", "--name", "n1", "--directory", etcd.address, "--dram", "4MiB", "--data-dir", str(tmp_path / "n1")
+        )
         until(lambda: len(store("status")["nodes"]) == 1, "the node has joined")
         (tmp_path / "value").write_bytes(b"v")
         assert store("put", "k", str(tmp_path / "value"))["outcome"] == "ok"
@@ -54,3 +56,4 @@ def test_a_killed_leader_is_replaced(tmp_path: Path) -> None:
 
         until(replaced, "another candidate leads")
         until(lambda: len(store("stat", "k").get("copies", [])) == 1, "the new leader knows the value")
+        assert node.stop() == 0
