@@ -25,7 +25,7 @@ from anabranch.transfer.spread import Spread
 from anabranch.transfer.topology import Nic, Topology, Use, host_of, parse_topology, split_addresses
 
 CONNECT_S = 2.0
-SILENCE_S = 2.0
+SILENCE_S = 1.5
 """How long a peer may be silent on one of several rails, in the kernel's eyes, before another is taken."""
 Permit = Callable[[int, float], None]
 """Waits until so many bytes may be sent, at most so many seconds. Raises DeadlineExceeded."""
