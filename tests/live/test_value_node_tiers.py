@@ -97,8 +97,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def push_out(caller: Caller, count: int = 8) -> None:
+    """Large values, and more small ones than small ones have room for."""
     for _ in range(count):
         assert caller.put([name()], [bytes(MIB)]) == [OK]
+    for _ in range(4):
+        assert caller.put([name() for _ in range(15)], [bytes(60_000)] * 15) == [OK] * 15
 
 
 def test_values_return_from_a_real_log_also_after_a_restart(start: Start, tmp_path: Path) -> None:
@@ -158,6 +161,7 @@ def test_what_is_evicted_goes_down_and_removed_copies_do_not(start: Start) -> No
     caller.put([other], [b"removed"])
     push_out(caller, 10)
     until(lambda: rig.census()["writes_waiting"] > 0, "writes wait")
+    assert caller.get([other]) == [MISSING]
     remover = Caller(rig.node.address)
     thread = threading.Thread(target=lambda: remover.ask(Remove(op=1, names=other)))
     thread.start()

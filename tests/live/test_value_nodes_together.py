@@ -69,7 +69,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_the_directory_hears_what_comes_and_goes(store: Store) -> None:
     caller = store.add()
     one, other = name(), name()
-    caller.put([one, other], [b"a", b"b"])
+    caller.put([one, other], [b"a", bytes(MIB - 1)])
     until(lambda: store.holders(one) == {"n0"} == store.holders(other), "both are announced")
     caller.ask(Remove(op=1, names=one))
     until(lambda: store.holders(one) == set(), "the removal is announced")
