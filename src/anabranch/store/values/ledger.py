@@ -10,9 +10,9 @@ A counter's key may carry labels, as `labelled` makes it and `parse` reads it (`
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import lru_cache
+from collections import Counter, defaultdict
 from typing import Literal
+from urllib.parse import quote, unquote
 
 from anabranch.store.values.outcome import Outcome
 
@@ -20,30 +20,46 @@ Call = Literal["get", "put", "exists", "remove", "pin", "prefetch"]
 MOST_TENANTS = 100
 """Tenants that are counted by name; others share the name OTHERS."""
 OTHERS = "(others)"
+_PLAIN = "()/@: "
+"""Beside letters, digits and _.-~, what a tenant's name may show as it is."""
 
 
 class Ledger:
-    """Not thread-safe: its owner counts under the lock that it holds anyway."""
+    """Not thread-safe: its owner counts under the lock that it holds anyway, which is why counting is a dictionary's
+    addition and names are made when somebody asks."""
 
     def __init__(self) -> None:
-        self.counters: Counter[str] = Counter()
+        self._asked: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._items: defaultdict[tuple[str, str, int, str], int] = defaultdict(int)
+        self._bytes: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._tenants: set[str] = set()
 
+    @property
+    def counters(self) -> dict[str, int]:
+        """A copy, by key."""
+        found = {labelled("asked", call=call, tenant=tenant): count for (call, tenant), count in self._asked.items()}
+        for (call, tenant, outcome, tier), count in self._items.items():
+            word = Outcome(outcome).name.lower()
+            found[labelled("items", call=call, outcome=word, tenant=tenant, tier=tier)] = count
+        for (call, tenant, tier), count in self._bytes.items():
+            found[labelled("bytes", call=call, tenant=tenant, tier=tier)] = count
+        return found
+
     def asked(self, call: Call, tenant: str, items: int) -> None:
-        self.counters[_asked(call, self._named(tenant))] += items
+        self._asked[call, self._named(tenant)] += items
 
     def answered(self, call: Call, tenant: str, outcome: int, tier: str = "", *, items: int = 1, size: int = 0) -> None:
         """`tier`: where an OK item of a get was found; `size`: bytes of these items that went to or came from the
         caller."""
         tenant = self._named(tenant)
-        self.counters[_item(call, outcome, tenant, tier)] += items
+        self._items[call, tenant, outcome, tier] += items
         if size:
-            self.counters[labelled("bytes", call=call, tenant=tenant, tier=tier)] += size
+            self._bytes[call, tenant, tier] += size
 
     def carried(self, call: Call, tenant: str, size: int) -> None:
         """Bytes of items that were counted without theirs."""
         if size:
-            self.counters[labelled("bytes", call=call, tenant=self._named(tenant))] += size
+            self._bytes[call, self._named(tenant), ""] += size
 
     def answered_all(self, call: Call, tenant: str, outcomes: bytes) -> None:
         """A batch whose items have no tier or size of their own."""
@@ -64,7 +80,8 @@ class Ledger:
 
 def labelled(name: str, **labels: str) -> str:
     """The key of a counter with labels; empty labels are left out."""
-    return _key(name, tuple(sorted((label, value) for label, value in labels.items() if value)))
+    inside = ",".join(f"{label}={quote(value, safe=_PLAIN)}" for label, value in sorted(labels.items()) if value)
+    return f"{name}{{{inside}}}" if inside else name
 
 
 def parse(key: str) -> tuple[str, dict[str, str]]:
@@ -73,24 +90,7 @@ def parse(key: str) -> tuple[str, dict[str, str]]:
     if not brace:
         return name, {}
     labels: dict[str, str] = {}
-    for part in rest[:-1].split("\x1f"):
+    for part in rest[:-1].split(","):
         label, _, value = part.partition("=")
-        labels[label] = value
+        labels[label] = unquote(value)
     return name, labels
-
-
-@lru_cache(maxsize=4096)
-def _key(name: str, labels: tuple[tuple[str, str], ...]) -> str:
-    # A tenant's name may hold anything printable, so what is between the labels is not.
-    inside = "\x1f".join(f"{label}={value}" for label, value in labels)
-    return f"{name}{{{inside}}}" if inside else name
-
-
-@lru_cache(maxsize=4096)
-def _asked(call: str, tenant: str) -> str:
-    return labelled("asked", call=call, tenant=tenant)
-
-
-@lru_cache(maxsize=4096)
-def _item(call: str, outcome: int, tenant: str, tier: str) -> str:
-    return labelled("items", call=call, outcome=Outcome(outcome).name.lower(), tenant=tenant, tier=tier)
