@@ -9,32 +9,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
-import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anabranch.core.authentication import NONCE_BYTES, OPEN, Access, Caller, must_authenticate
-from anabranch.core.errors import AnabranchError, Unavailable, WireError
+from anabranch.core.authentication import OPEN, Access, Caller, must_authenticate
+from anabranch.core.errors import Unavailable
 from anabranch.core.faults import NO_FAULTS, Faults
-from anabranch.core.live.handshake import peer_of
 from anabranch.core.live.link import Listener
-from anabranch.core.live.strangers import Strangers
-from anabranch.core.live.tls import Tls, certificate_name
+from anabranch.core.live.tls import Tls
 from anabranch.paging.extents import Extents
 from anabranch.policy.eviction.choice import eviction_policy
 from anabranch.store.messages import Stat, StatRequest
-from anabranch.store.values import introduction
 from anabranch.store.values.config import StoreConfig, WriteConfig
 from anabranch.store.values.contracts import BackingTier, DiskTier
 from anabranch.store.values.live.index import SharedIndexWriter
 from anabranch.store.values.live.node_calls import CallDesk
 from anabranch.store.values.live.node_custody import Custody, NodeSession
+from anabranch.store.values.live.node_door import Door
 from anabranch.store.values.live.node_gets import GetDesk
 from anabranch.store.values.live.node_lane import NodeLane
-from anabranch.store.values.live.node_lanes import PEER_PREFIX
 from anabranch.store.values.live.node_memory import NodeMemory
 from anabranch.store.values.live.node_mirror import NodeMirror
 from anabranch.store.values.live.node_peers import NodePeers
@@ -42,17 +37,14 @@ from anabranch.store.values.live.node_puts import PutDesk
 from anabranch.store.values.live.node_records import Found, NodeRecords
 from anabranch.store.values.live.node_scopes import ScopeFile
 from anabranch.store.values.live.node_tiers import NodeTiers
-from anabranch.store.values.live.request_log import LOGGED, logged, refused
+from anabranch.store.values.live.request_log import LOGGED, logged
 from anabranch.store.values.live.session import boot_id
 from anabranch.store.values.messages import (
     Abandon,
     Damaged,
-    Denied,
     Drain,
     Exists,
     Get,
-    Greeting,
-    Hello,
     Introduce,
     Invalidate,
     Listing,
@@ -69,7 +61,6 @@ from anabranch.store.values.messages import (
     Verify,
     Welcome,
 )
-from anabranch.store.values.scope import Scope
 from anabranch.store.values.shelf import Shelf
 from anabranch.transfer.live.rails import Links
 from anabranch.transfer.topology import split_addresses
@@ -87,8 +78,8 @@ LARGE_VALUE_BYTES, SMALL_VALUE_BYTES = 512 << 10, 16 << 10
 """What eviction's statistics take a value for, to know how many there are."""
 RECLAIMED_AT_ONCE = 256
 LISTED_AT_ONCE = 512
-SPANNED: tuple[type, ...] = (Put, Offer, Seal, Exists, Remove, Invalidate, Pin, Prefetch, Verify, Drain)
-"""Beside Get: what a trace shows of a node; slices are too many."""
+SPANNED: tuple[type, ...] = (Get, Put, Offer, Seal, Exists, Remove, Invalidate, Pin, Prefetch, Verify, Drain)
+"""What a trace shows of a node; slices are too many."""
 log = logging.getLogger(__name__)
 
 
@@ -144,21 +135,17 @@ class ValueNode:
             self.custody.puts.below = self._tiers.locate
         self._calls = CallDesk(self.custody, self._gets, self._tiers)
         self._listeners: list[Listener] = []
-        self._strangers = Strangers()
-        self._lanes: set[NodeLane] = set()
-        self._threads: set[threading.Thread] = set()
-        self._sessions: dict[tuple[bytes, bytes, bool], NodeSession] = {}
         self._stopping = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name=f"{node_id}-tick", daemon=True)
-        self._bytes = [0, 0]
-        self._handlers = self._make_handlers()
+        handlers = self._make_handlers()
         for kind in LOGGED:
-            self._handlers[kind] = logged(node_id, kind.__name__, self._handlers[kind])
-        self._get = self._gets.get
+            handlers[kind] = logged(node_id, kind.__name__, handlers[kind])
         if spans is not None:
-            self._get = spans.around("Get", self._get)
             for kind in SPANNED:
-                self._handlers[kind] = spans.around(kind.__name__, self._handlers[kind])
+                handlers[kind] = spans.around(kind.__name__, handlers[kind])
+        self._door = Door(
+            node_id, self.custody, self._tiers, access, tls, self._links, handlers, self._welcome, self.stat
+        )
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -168,7 +155,7 @@ class ValueNode:
         try:
             for address in (*split_addresses(self.config.listen), self._unix_address):
                 if address:
-                    self._listeners.append(Listener(address, self._accept, name=self.node_id))
+                    self._listeners.append(Listener(address, self._door.accept, name=self.node_id))
         except Unavailable:
             self.stop(keep=self._memory.kept)
             raise
@@ -182,12 +169,7 @@ class ValueNode:
         self._stopping.set()
         for listener in self._listeners:
             listener.close()
-        with self.custody.lock:
-            lanes, threads = list(self._lanes), list(self._threads)
-        for lane in lanes:
-            lane.shut()
-        for thread in threads:
-            thread.join(5.0)
+        self._door.close()
         if self._ticker.is_alive():
             self._ticker.join(5.0)
         self._peers.close()
@@ -237,9 +219,7 @@ class ValueNode:
                 "leases": len(custody.reads),
                 "pins": len(custody.pins),
                 "puts": len(custody.puts),
-                "lanes": len(self._lanes),
-                "sessions": len(self._sessions),
-                "threads": len(self._threads),
+                **self._door.census(),
                 "waiting": custody.waiting,
                 "to_verify": custody.to_verify,
                 "verified": min(custody.verified, custody.to_verify),
@@ -248,8 +228,7 @@ class ValueNode:
                 **self._peers.census(),
             }
             counters: dict[str, float] = {**shelf.counters, **custody.ledger.counters}
-            counters["bytes_in"] = self._bytes[0] + sum(lane.bytes_in for lane in self._lanes)
-            counters["bytes_out"] = self._bytes[1] + sum(lane.bytes_out for lane in self._lanes)
+            counters["bytes_in"], counters["bytes_out"] = self._door.bytes_moved()
         state = {**self._tiers.state(), **self._peers.state()}
         return Stat(name=self.node_id, census=census, counters=counters, state=state)
 
@@ -307,9 +286,10 @@ class ValueNode:
             shelf.release(entry)
         shelf.counters["adopted"] = len(adopted)
 
-    def _make_handlers(self) -> dict[type, Callable[[NodeLane, NodeSession, Any], None]]:
+    def _make_handlers(self) -> dict[type, Callable[[NodeLane, NodeSession, Any], Any]]:
         puts, gets, calls, peers = self._puts, self._gets, self._calls, self._peers
         return {
+            Get: gets.get,
             Put: puts.put,
             Offer: puts.offer,
             Slice: puts.slice,
@@ -331,91 +311,6 @@ class ValueNode:
             StatRequest: lambda lane, session, message: lane.send(self.stat()),
         }
 
-    # --- lanes ----------------------------------------------------------------------------------------------------
-
-    def _accept(self, sock: socket.socket) -> None:
-        with self.custody.lock:
-            if self._stopping.is_set():
-                sock.close()
-                return
-            self._strangers.add(sock)
-            thread = threading.Thread(target=self._serve, args=(sock,), name=f"{self.node_id}-lane", daemon=True)
-            self._threads.add(thread)
-        thread.start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        """One lane, from its greeting to its end."""
-        lane: NodeLane | None = None
-        session: NodeSession | None = None
-        try:
-            if self._tls is not None and sock.family != socket.AF_UNIX:
-                raw, sock = sock, self._tls.wrap_server(sock)
-                self._strangers.replace(raw, sock)
-            lane = NodeLane(sock)
-            with self.custody.lock:
-                self._lanes.add(lane)
-                crowded = len(self._lanes) > MAX_LANES
-            if crowded:
-                reason = f"node {self.node_id} has {MAX_LANES} lanes, which is all it takes; use fewer connections"
-                lane.send(Denied(reason=reason, code="overloaded"))
-                return
-            session = self._introduce(lane)
-            self._strangers.remove(sock)
-            if session is not None:
-                self._exchange(lane, session)
-        except (AnabranchError, OSError) as error:
-            if not self._stopping.is_set():
-                log.debug("node %s: lane ends: %s", self.node_id, error)
-            if isinstance(error, WireError) and lane is not None:
-                with contextlib.suppress(AnabranchError):
-                    lane.send(Denied(reason=str(error), code=error.code))
-        finally:
-            self._leave(lane, session, sock)
-
-    def _introduce(self, lane: NodeLane) -> NodeSession | None:
-        greeting = Greeting(
-            node_id=self.node_id, nonce=secrets.token_bytes(NONCE_BYTES), authenticate=self._access.asks_proof
-        )
-        lane.send(greeting)
-        message = lane.receive(patient=False)
-        if isinstance(message, StatRequest) and not self._access.authenticates:
-            lane.send(self.stat())
-            return None
-        if not isinstance(message, Hello):
-            if message is not None:
-                lane.send(Denied(reason="the first message is a Hello", code="wire_error"))
-            return None
-        answer = introduction.admit(self._access, greeting, message, certificate_name(lane.sock))
-        if isinstance(answer, Denied):
-            with self.custody.lock:
-                self.custody.shelf.counters["callers_denied"] += 1
-            refused(self.node_id, peer_of(lane.sock), message, answer)
-            lane.send(answer)
-            return None
-        caller, proof = answer
-        session = self._session(lane, message, caller)
-        lane.permit = self._links.accepted(lane.sock, introduction.traffic_of(message, caller))
-        lane.max_frame_bytes = FRAME_BYTES
-        lane.send(self._welcome(caller, proof))
-        return session
-
-    def _session(self, lane: NodeLane, hello: Hello, caller: Caller) -> NodeSession:
-        named = Scope(hello.tenant, hello.namespace, hello.epoch)
-        self._tiers.admit(named)
-        with self.custody.lock:
-            scope = self._tiers.open_scope(named)
-            if caller.quota_bytes or caller.pin_quota_bytes:
-                self.custody.shelf.set_quota(scope.tenant, caller.quota_bytes, caller.pin_quota_bytes)
-            # Another scope or standing is another session, whatever it calls itself.
-            key = (hello.session, scope.digest, caller.trusted)
-            session = self._sessions.get(key)
-            if session is None:
-                session = self._sessions[key] = NodeSession(
-                    key, caller, scope, peer=caller.trusted and hello.name.startswith(PEER_PREFIX)
-                )
-            session.lanes.add(lane)
-        return session
-
     def _welcome(self, caller: Caller, proof: bytes) -> Welcome:
         here = caller.trusted and bool(self._unix_address)
         return Welcome(
@@ -431,40 +326,6 @@ class ValueNode:
             index_path=self._index_path if here and self._index is not None else "",
             index_inode=self._index.inode if here and self._index is not None else 0,
         )
-
-    def _exchange(self, lane: NodeLane, session: NodeSession) -> None:
-        handlers, get, custody = self._handlers, self._get, self.custody
-        held = 0
-        while (message := lane.receive()) is not None:
-            if held:
-                with custody.lock:
-                    custody.reads.give_back(session, held)
-                    custody.notice()
-                held = 0
-            if type(message) is Get:
-                held = get(lane, session, message)
-                continue
-            handler = handlers.get(type(message))
-            if handler is None:
-                raise WireError(f"a caller does not send {type(message).__name__} here")
-            handler(lane, session, message)
-
-    def _leave(self, lane: NodeLane | None, session: NodeSession | None, sock: socket.socket) -> None:
-        self._strangers.remove(sock)
-        (lane or sock).close()
-        with self.custody.lock:
-            if lane is not None:
-                self._lanes.discard(lane)
-                self._bytes[0] += lane.bytes_in
-                self._bytes[1] += lane.bytes_out
-                if session is not None:
-                    session.lanes.discard(lane)
-                    if not session.lanes:
-                        self._sessions.pop(session.id, None)
-                        self.custody.puts.end_session(session)
-                        self.custody.reads.end_session(session)
-                        self.custody.notice()
-            self._threads.discard(threading.current_thread())
 
     def _tick(self) -> None:
         while not self._stopping.wait(TICK_S):
