@@ -46,11 +46,12 @@ def main() -> int:
                 target = targets.pids[name]
                 results[name] = run(name, fuzz, targets.addresses[name], target, secret, int(frames * share), args.seed)
             tails = {name: targets.log(name) for name in results}
+            broken = [f"{name}: {count} tracebacks" for name in results if (count := targets.tracebacks(name))]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for name, result in results.items():
         show(name, result, tails[name])
-    problems = [f"{name}: {problem}" for name, result in results.items() for problem in verdict(result)]
+    problems = broken + [f"{name}: {problem}" for name, result in results.items() for problem in verdict(result)]
     print(json.dumps(report(results, problems)))
     return 1 if problems else 0
 
@@ -83,7 +84,7 @@ def show(name: str, result: FuzzResult, log: str) -> None:
     )
     for problem in verdict(result):
         console.print(problem, style="red", markup=False)
-    if log:
+    if log and verdict(result):
         console.print(log, markup=False)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from anabranch.core.errors import AnabranchError
+from anabranch.core.errors import AnabranchError, Unavailable
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -236,6 +236,8 @@ def start(
             store.reader.ask("prefault", total=int(plan.segment * 0.8))
             stores.append(store)
         except Absent as error:
+            if name == OURS:
+                raise Unavailable(f"our own store does not run: {error}") from error
             absent[name] = str(error)
             print(f"{name}: absent: {error}")
         else:

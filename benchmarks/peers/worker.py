@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 STAMP = 8
+VIEWS = 200
 now = time.perf_counter_ns
 
 
@@ -161,7 +162,7 @@ class Worker:
 
     def same_host(self, size: int, values: int, rounds: int) -> dict[str, Any]:
         """For a store that lends its memory: `view` (lease and give back), `get` into the caller's buffer, and `copy`,
-        a memcpy of as much between two buffers of this process, in turns. More values than a cache holds."""
+        a memcpy of as much between two buffers of this process, these two in turns. More values than a cache holds."""
         store, buffer, source = self._store, self._buffer, Buffer(size * values)
         bad, taken = 0, {"view": [], "get": [], "copy": []}  # type: ignore[var-annotated]
         for index in range(values):
@@ -176,11 +177,12 @@ class Worker:
             begun = now()
             ctypes.memmove(buffer.address, source.address + index * size, size)
             taken["copy"].append(now() - begun)
-            if hasattr(store, "view"):
-                begun = now()
-                with store.view([f"h/{index}"]) as views:
-                    taken["view"].append(now() - begun)
-                    bad += views[0] is None or views[0][:STAMP] != (index + 1).to_bytes(STAMP, "little")
+        for step in range(VIEWS if hasattr(store, "view") else 0):
+            index = step % values
+            begun = now()
+            with store.view([f"h/{index}"]) as views:
+                taken["view"].append(now() - begun)
+                bad += views[0] is None or views[0][:STAMP] != (index + 1).to_bytes(STAMP, "little")
         store.remove_all()
         return {**{name: micros(times[values:]) for name, times in taken.items()}, "bad": bad}
 

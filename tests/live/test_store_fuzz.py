@@ -25,6 +25,7 @@ def test_a_node_and_a_directory_survive_hostile_frames(tmp_path: Path) -> None:
         for name, fuzz, frames in (("node", fuzz_node, 3000), ("directory", fuzz_directory, 2000)):
             result = fuzz(targets.addresses[name], targets.pids[name], secret, frames=frames, seed=7)
             assert result.problems == [], targets.log(name)
+            assert targets.tracebacks(name) == 0, targets.log(name)
             assert result.grown_bytes <= GROWTH_LIMIT
             assert result.report.total >= frames
             assert result.report.answered > 1000
@@ -32,7 +33,7 @@ def test_a_node_and_a_directory_survive_hostile_frames(tmp_path: Path) -> None:
 
 
 def test_mutated_frames_are_decoded_or_refused_and_nothing_else() -> None:
-    known = Known(names=[bytes([number]) * 32 for number in range(4)], scopes=[bytes(16)])
+    known = Known(names=[bytes([number]) * 32 for number in range(4)], foreign=[bytes(32)], scopes=[bytes(16)])
     mutator = Mutator(1, NodeMessages(known).makers())
     outcomes = {"decoded": 0, "refused": 0, "incomplete": 0}
     for _ in range(3000):
@@ -49,7 +50,7 @@ def test_mutated_frames_are_decoded_or_refused_and_nothing_else() -> None:
 
 
 def test_frames_follow_from_the_seed() -> None:
-    known = Known(names=[bytes(32)], scopes=[bytes(16)])
+    known = Known(names=[bytes(32)], foreign=[bytes(32)], scopes=[bytes(16)])
 
     def first(seed: int) -> list[bytes]:
         mutator = Mutator(seed, NodeMessages(msgspec.structs.replace(known)).makers())

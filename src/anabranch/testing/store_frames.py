@@ -20,11 +20,13 @@ SMALL = 4096
 
 
 class Known(msgspec.Struct):
-    """What an attacker has seen or guesses: names (its own tenant's and others'), numbers of open puts and of leases
-    of any session, scopes of any tenant."""
+    """What an attacker has seen or guesses: names of its own tenant, `foreign` ones of others (under which it stores
+    too, if `stores_foreign`), numbers of open puts and of leases of any session, scopes of any tenant."""
 
     names: list[bytes]
+    foreign: list[bytes]
     scopes: list[bytes]
+    stores_foreign: bool = False
     puts: deque[int] = msgspec.field(default_factory=lambda: deque([1, 2, 3], maxlen=KEPT))
     leases: deque[int] = msgspec.field(default_factory=lambda: deque([1, 2, 3], maxlen=KEPT))
 
@@ -48,7 +50,7 @@ class NodeMessages:
         count = pick.randint(1, 4)
         return m.Offer(
             op=pick.getrandbits(16),
-            names=self._names(pick, count),
+            names=self._names(pick, count, foreign=self._known.stores_foreign),
             sizes=[pick.choice((0, 1, 100, SMALL, 600_000)) for _ in range(count)],
             chain=pick.random() < 0.3,
             parent=self._names(pick, 1) if pick.random() < 0.2 else b"",
@@ -121,10 +123,9 @@ class NodeMessages:
     def stat(self, pick: random.Random) -> control.StatRequest:
         return control.StatRequest()
 
-    def _names(self, pick: random.Random, count: int) -> bytes:
-        one = [
-            pick.choice(self._known.names) if pick.random() < 0.9 else pick.randbytes(NAME_BYTES) for _ in range(count)
-        ]
+    def _names(self, pick: random.Random, count: int, *, foreign: bool = True) -> bytes:
+        names = self._known.names + self._known.foreign if foreign else self._known.names
+        one = [pick.choice(names) if pick.random() < 0.9 else pick.randbytes(NAME_BYTES) for _ in range(count)]
         return b"".join(one)
 
     def _scopes(self, pick: random.Random, count: int) -> bytes:

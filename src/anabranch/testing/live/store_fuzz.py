@@ -54,6 +54,8 @@ VICTIM_KEYS = 20
 WARM_BURSTS = 300
 CHECK_BURSTS = 50
 CALL_S = 10.0
+QUOTA_BYTES = 16 << 20
+"""Of the attacker, so that it cannot starve the others of room."""
 OPENED = 8
 """Puts and leases that tenant b has open."""
 OWN_SHARE = 8
@@ -74,7 +76,8 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
         tenants, cluster = folder / "tenants.toml", folder / "secret"
         for path in (tenants, cluster):
             path.touch(mode=0o600)
-        tenants.write_text("".join(f'[{name}]\nsecret = "{getattr(self, name).decode()}"\n' for name in ("a", "b")))
+        tables = [f'[{name}]\nsecret = "{getattr(self, name).decode()}"\n' for name in ("a", "b")]
+        tenants.write_text(tables[0] + f"quota_bytes = {QUOTA_BYTES}\n" + tables[1])
         cluster.write_bytes(self.cluster)
         return tenants, cluster
 
@@ -114,7 +117,8 @@ def fuzz_node(
     salt = bystander.welcome(Credentials(secret=secret.a, tenant="a")).salt
     own = Scope("a").name_key(salt)
     known = Known(
-        names=[name_of(f"own/{number}", own) for number in range(40)] + bystander.names,
+        names=[name_of(f"own/{number}", own) for number in range(40)],
+        foreign=bystander.names,
         scopes=[Scope("a").digest(), Scope("b").digest()],
     )
     result = FuzzResult(report=FuzzReport())
@@ -274,16 +278,20 @@ class Bystander:
 
     def __init__(self, address: str, secret: Secrets) -> None:
         self._address = address
-        credentials = Credentials(secret=secret.b, tenant="b")
-        self._lane, welcome = Session(credentials).open(address, CALL_S, time.monotonic() + CALL_S)
+        self._credentials = Credentials(secret=secret.b, tenant="b")
+        welcome = self._connect()
         key = Scope("b").name_key(welcome.salt)
         self.names = [name_of(f"secret/{number}", key) for number in range(VICTIM_KEYS)]
         self._values = [self._value(number) for number in range(VICTIM_KEYS)]
-        self._opened: list[Abandon | Return] = []
         self._op = 0
 
     def close(self) -> None:
         self._lane.close()
+
+    def _connect(self) -> Welcome:
+        self._lane, welcome = Session(self._credentials).open(self._address, CALL_S, time.monotonic() + CALL_S)
+        self._opened: list[Abandon | Return] = []
+        return welcome
 
     def welcome(self, credentials: Credentials) -> Welcome:
         lane, welcome = Session(credentials).open(self._address, CALL_S, time.monotonic() + CALL_S)
@@ -299,6 +307,8 @@ class Bystander:
             self._open(known)
         except AnabranchError as error:
             result.starved.append(f"tenant b: {error}")
+            self._lane.close()
+            self._connect()
         spent = time.monotonic() - began
         if spent > CALL_S:
             result.starved.append(f"tenant b waited {spent:.1f} s")
@@ -327,14 +337,13 @@ class Bystander:
         lane = self._lane
         large = name_of(f"large/{self._op}", bytes(32))
         lane.send(Offer(op=self._next(), names=large, sizes=[LARGE_BYTES], replicas=1, wait_s=0))
-        self._opened.append(Abandon(put=_expect(lane, Granted).put))
+        if put := _expect(lane, Granted).put:
+            self._opened.append(Abandon(put=put))
+            known.puts.append(put)
         lane.send(Get(op=self._next(), names=b"".join(self.names[:4]), limit=0))
-        self._opened.append(Return(lease=_expect(lane, Found).lease))
-        for message in self._opened[-2:]:
-            if isinstance(message, Abandon):
-                known.puts.append(message.put)
-            else:
-                known.leases.append(message.lease)
+        if lease := _expect(lane, Found).lease:
+            self._opened.append(Return(lease=lease))
+            known.leases.append(lease)
         while len(self._opened) > OPENED:
             lane.send(self._opened.pop(0))
 

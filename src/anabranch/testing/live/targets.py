@@ -44,6 +44,10 @@ class Targets:
         """The last lines that a target wrote."""
         return "\n".join((self._folder / f"{name}.log").read_text(errors="replace").splitlines()[-LOG_LINES:])
 
+    def tracebacks(self, name: str) -> int:
+        """Exceptions that nobody expected."""
+        return (self._folder / f"{name}.log").read_text(errors="replace").count("Traceback (most recent call last)")
+
     def __enter__(self) -> Targets:
         try:
             for name, command in self._commands.items():
