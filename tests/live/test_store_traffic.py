@@ -88,7 +88,7 @@ def test_lanes_are_marked_on_both_sides(node: ValueNode) -> None:
         with client._nodes.known[0].lane(Call(20.0)) as lane:  # it has been let in: the node has marked it, too
             assert lane._sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == wanted
             port = lane._sock.getsockname()[1]
-            (other,) = [one for one in list(node._lanes) if one.sock.getpeername()[1] == port]
+            (other,) = [one for one in list(node._door._lanes) if one.sock.getpeername()[1] == port]
             assert other.sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) == wanted
 
 
