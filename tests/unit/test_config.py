@@ -138,6 +138,8 @@ def test_defaults_contradict_nothing() -> None:
         (["node.ssd_bytes=0", "node.ssd_dir=/x"], "node.ssd_bytes = 0"),
         (["gateway.host=0.0.0.0"], "gateway.api_keys_file is empty"),
         (["node.listen=70000"], "expected host:port"),
+        (["node.listen=0.0.0.0:7000"], "asks nobody for a secret"),
+        (["directory.listen=10.0.0.1:7060"], "asks nobody for a secret"),
     ],
 )
 def test_contradictions_name_their_keys(sets: list[str], expected: str) -> None:

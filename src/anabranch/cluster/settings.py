@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from anabranch.cluster.spec import ClusterConfig, ModelChoice
+from anabranch.core.authentication import is_local
 from anabranch.core.config import Entry, LogConfig, Resolved, Sections, TraceConfig
 from anabranch.engine.config import EngineConfig
 from anabranch.serving.config import GatewayConfig
@@ -92,6 +93,11 @@ def contradictions(settings: Settings) -> Iterator[str]:
     for key, listen in (("node.listen", node.listen), ("directory.listen", settings.directory.listen)):
         if not _LISTEN.fullmatch(listen) or int(listen.rpartition(":")[2]) > 65535:
             yield f'{key} = "{listen}": expected host:port, e.g. 127.0.0.1:0'
+        elif not is_local(listen):
+            yield (
+                f'{key} = "{listen}" can be reached from other hosts, and what `anabranch up` starts asks nobody for a '
+                "secret: bind to 127.0.0.1 (a store of several hosts: `anabranch directory` and `anabranch node`)"
+            )
 
 
 def store_contradictions(settings: Settings) -> Iterator[str]:
