@@ -223,11 +223,14 @@ class NodePeers:
                 holders.update((row.address, list(range(count))) for row in self.directory.others())
             except AnabranchError:
                 return dict.fromkeys(range(count), Outcome.UNREACHABLE)
-        else:
-            for i in range(len(found)):
-                for node_id, address, _ in found.holders(i):
-                    if node_id != self._node_id:
-                        holders[address].append(i)
+            for address in holders:
+                self._ask_remove(address, scope, names)
+            # Somebody who may have them could not be asked, and brings them back when it returns.
+            return dict.fromkeys(range(count), Outcome.UNREACHABLE)
+        for i in range(len(found)):
+            for node_id, address, _ in found.holders(i):
+                if node_id != self._node_id:
+                    holders[address].append(i)
         outcomes: dict[int, Outcome] = {}
         for address, items in holders.items():
             asked = b"".join([names[i * NAME_BYTES : (i + 1) * NAME_BYTES] for i in items])
