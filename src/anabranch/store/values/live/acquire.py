@@ -18,8 +18,6 @@ from anabranch.store.values.messages import MAX_ITEMS, TIERS, Found, Get, Return
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.scope import NAME_BYTES
 
-RETURN_S = 1.0
-
 
 class Lease:
     """Places in the arena of the home node, for `names`. Raises what `questions.ask` raises, StaleLease."""
@@ -30,6 +28,7 @@ class Lease:
         self.got: list[Got] = [Got(Outcome.MISSING)] * count
         self.views: list[memoryview | None] = [None] * count
         self.ends = float("inf")
+        self._timeout_s = call.left_s
         self._leases: list[int] = []
         self._places: list[tuple[int, int, int]] = []  # item, offset, size
         try:
@@ -42,7 +41,7 @@ class Lease:
     def renew(self) -> float | None:
         """A new lease on the same places, and its end; None: it cannot be had."""
         try:
-            newer = Lease(self._pool, self._memory, self._names, Call(RETURN_S))
+            newer = Lease(self._pool, self._memory, self._names, Call(self._timeout_s))
         except AnabranchError:
             return None
         same = newer._places == self._places
@@ -62,7 +61,7 @@ class Lease:
         """Never raises: a lease that cannot be given back ends by itself."""
         leases, self._leases = self._leases, []
         if leases:
-            with contextlib.suppress(AnabranchError), self._pool.lane(Call(RETURN_S)) as lane:
+            with contextlib.suppress(AnabranchError), self._pool.lane(Call(self._timeout_s)) as lane:
                 lane.send(*[Return(lease=lease) for lease in leases])
 
     def _take(self, at: int, call: Call) -> None:

@@ -148,10 +148,10 @@ class LocalMemory:
         at = place.offset
         for view in parts.cut(0, place.size):
             count = view.nbytes
-            if count >= UNLOCKED_BYTES:
-                ctypes.memmove(ctypes.addressof(ctypes.c_char.from_buffer(view)), self._base + at, count)
-            else:
+            if count < UNLOCKED_BYTES:
                 view[:] = arena[at : at + count]
+            else:
+                ctypes.memmove(ctypes.addressof(ctypes.c_char.from_buffer(view)), self._base + at, count)
             at += count
 
 

@@ -40,6 +40,7 @@ class Nodes:
         self._salt: bytes | None = None
         self._name_key = b""
         self._closed = False
+        self._first: LanePool | None = None
 
     def name_key(self, call: Call) -> bytes:
         """The key of this client's names; a node has to be reached once. Raises Unavailable, AccessDenied."""
@@ -49,6 +50,8 @@ class Nodes:
 
     def home(self, call: Call) -> LanePool:
         """Raises Unavailable if there is no node at all."""
+        if self._first is not None and not self._first.suspect:
+            return self._first
         return self.candidates(call)[0]
 
     def candidates(self, call: Call) -> list[LanePool]:
@@ -56,6 +59,7 @@ class Nodes:
         if not self._order:
             self._discover(call)
         pools = [self.pool(address) for address in self._order]
+        self._first = pools[0]
         well = [pool for pool in pools if not self._suspect(pool)]
         return well + [pool for pool in pools if pool not in well] if len(well) < len(pools) else well
 
