@@ -291,3 +291,33 @@ def test_small_values_do_not_make_room_for_large_ones_one_by_one() -> None:
     for i in range(3000, 3000 + 16 * 64):
         put(i, PAGE)
     assert sum(name(i) in scope.entries for i in large) >= 50, "small ones make room for each other"
+
+
+def test_a_name_that_another_scope_has_is_refused() -> None:
+    rig = Rig()
+    other = rig.shelf.scopes.open(Scope("other"))
+    assert rig.put(1) is OK
+    assert rig.put(1, scope=other) is Outcome.DENIED
+    assert rig.here(1) == [1]
+    # Both under way at once: the first to finish has it.
+    first = rig.puts.begin(rig, rig.scope, name(2), [PAGE]).items[0]
+    second = rig.puts.begin(rig, other, name(2), [PAGE]).items[0]
+    entry = rig.puts.commit(second, (2,))
+    assert entry is not None
+    assert rig.puts.commit(first, (2,)) is None
+    assert first.outcome is Outcome.DENIED
+    rig.puts.settle([entry])
+    rig.shelf.drop(entry)
+    assert rig.put(2) is OK
+    assert rig.shelf.used_bytes == 2 * PAGE
+
+
+def test_a_name_of_an_invalidated_scope_is_free_again_at_once() -> None:
+    rig = Rig()
+    assert rig.put(1) is OK
+    rig.shelf.scopes.invalidate(rig.scope)
+    other = rig.shelf.scopes.open(Scope("other"))
+    assert rig.put(1, scope=other) is OK
+    rig.shelf.drain_reclaim(100)
+    assert list(other.entries) == [name(1)]
+    assert rig.shelf.used_bytes == PAGE

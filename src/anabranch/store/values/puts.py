@@ -219,6 +219,9 @@ class Puts:
             same = known.size == item.size and known.sums == sums
             self._refuse(item, PRESENT if same else DIFFERS)
             return None
+        if shelf.taken(scope, item.name):
+            self._refuse(item, Outcome.DENIED)
+            return None
         item.outcome = OK
         shelf.counters["put_bytes"] += item.size
         return shelf.commit(scope, item.name, item.size, sums, item.parent, item.start)
@@ -280,6 +283,8 @@ class Puts:
             return PRESENT if located[1].size == item.size else DIFFERS
         if self.closing:
             return Outcome.UNREACHABLE
+        if shelf.taken(scope, item.name):
+            return Outcome.DENIED
         if item.size > shelf.capacity or (tenant.quota_bytes and item.size > tenant.quota_bytes):
             return TOO_BIG
         start = shelf.reserve(tenant, item.size)

@@ -82,6 +82,7 @@ class Shelf:
         self._max_entries = max_entries
         self._slots: list[Entry | None] = []
         self._free_slots: list[int] = []
+        self._owners: dict[bytes, Entry] = {}
         self._generation = first_generation - 1
         self._starts: dict[int, Entry] = {}
         self._ends: dict[int, Entry] = {}
@@ -283,10 +284,9 @@ class Shelf:
     ) -> Entry:
         """Name what was reserved; the caller has made sure that the name is free in its scope. The entry has one
         reference, the caller's."""
-        for dead in self.scopes.reclaim:
-            former = dead.pop(name, None)
-            if former is not None and self._slots[former.slot] is former:
-                self.drop(former)
+        former = self._owners.get(name)
+        if former is not None:
+            self.drop(former)  # of an invalidated scope, or of another one that took the same name
         entry = self._new(scope, name, size, sums, parent, start)
         if scope.tenant.quota_bytes:
             scope.tenant.order[name] = entry
@@ -320,6 +320,7 @@ class Shelf:
         self._reserved_bytes -= length
         slots[slot] = entry
         scope.entries[name] = entry
+        self._owners[name] = entry
         self._starts[start] = entry
         self._ends[start + length] = entry
         return entry
@@ -366,6 +367,12 @@ class Shelf:
             limit -= 1
         return sum(map(len, reclaim))
 
+    def taken(self, scope: ScopeState, name: bytes) -> bool:
+        """Another scope has a value under this very name. Names are digests that scopes do not share, so whoever asks
+        has made it up or copied it: one node keeps one value a name."""
+        entry = self._owners.get(name)
+        return entry is not None and entry.scope is not scope and entry.live
+
     def entries(self) -> list[Entry]:
         """All values that can be found."""
         return [entry for entry in self._slots if entry is not None and entry.live]
@@ -374,6 +381,8 @@ class Shelf:
         scope = entry.scope
         if scope.entries.get(entry.name) is entry:
             del scope.entries[entry.name]
+        if self._owners.get(entry.name) is entry:
+            del self._owners[entry.name]
         if scope.tenant.quota_bytes:
             scope.tenant.order.pop(entry.name, None)
         self._mirror.discard(entry)
