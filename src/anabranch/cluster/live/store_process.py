@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from anabranch.cluster.settings import Settings
 from anabranch.core.authentication import Access, Credentials, must_authenticate
 from anabranch.core.config import TraceConfig
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import ConfigError, InvariantBroken
 from anabranch.core.live.handshake import Dialer
 from anabranch.core.live.tracing import Exporter
 from anabranch.store.live.directory_server import DirectoryServer
@@ -162,10 +162,12 @@ class _Node:
 
     @property
     def ended(self) -> bool:
-        return self._node.drained.is_set()
+        return self._node.drained.is_set() or self._node.failure is not None
 
     def stop(self) -> None:
         self._node.stop(keep=self._keep)
+        if self._node.failure is not None:
+            raise InvariantBroken(f"the node's clock failed: {self._node.failure!r}") from self._node.failure
         if self._spans is not None:
             self._spans.close()
 

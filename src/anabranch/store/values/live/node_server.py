@@ -136,6 +136,7 @@ class ValueNode:
         self._calls = CallDesk(self.custody, self._gets, self._tiers)
         self._listeners: list[Listener] = []
         self._stopping = threading.Event()
+        self.failure: BaseException | None = None
         self._ticker = threading.Thread(target=self._tick, name=f"{node_id}-tick", daemon=True)
         handlers = self._make_handlers()
         for kind in LOGGED:
@@ -252,7 +253,7 @@ class ValueNode:
             eviction_policy(self.config.eviction, max(64, self.config.dram_bytes // typical), CONTEXT_VALUES)
             for typical in (LARGE_VALUE_BYTES, SMALL_VALUE_BYTES)
         )
-        mirror = NodeMirror(self._memory, self._records, self._index)
+        mirror = NodeMirror(self._memory, self._records, self._index, self._scopes)
         return Shelf(
             self.config.dram_bytes,
             large,
@@ -274,7 +275,7 @@ class ValueNode:
             for name in stale:
                 self._index.discard(name)
         for scope in self._scopes.scopes:
-            shelf.scopes.open(scope)
+            shelf.scopes.open(scope).filed = True
         adopted = []
         for one in found:
             record = one.record
@@ -328,6 +329,14 @@ class ValueNode:
         )
 
     def _tick(self) -> None:
+        try:
+            self._tick_until_stopped()
+        except BaseException as error:
+            # Without its clock nothing would ever expire again: better an end that a supervisor sees.
+            self.failure = error
+            raise
+
+    def _tick_until_stopped(self) -> None:
         while not self._stopping.wait(TICK_S):
             custody = self.custody
             with custody.lock:
