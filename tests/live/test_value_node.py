@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from value_lanes import MIB, Caller, NodeRig, arena_path, name, until
 
+from anabranch.core.authentication import Credentials
 from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.store.values.config import StoreConfig
 from anabranch.store.values.messages import (
@@ -349,8 +350,6 @@ def test_invalidate_takes_all_and_ends_puts_under_way(rig: NodeRig, caller: Call
 
 
 def test_one_scope_does_not_see_the_other(rig: NodeRig, caller: Caller) -> None:
-    from anabranch.core.authentication import Credentials
-
     other = Caller(rig.node.address, Credentials(tenant="other"))
     one = name()
     caller.put([one], [b"mine"])
@@ -441,3 +440,37 @@ def test_an_address_in_use_is_said(rig: NodeRig, tmp_path: Path) -> None:
     assert not os.path.exists(arena)
     with pytest.raises(ConfigError, match="running node"):
         NodeRig(tmp_path / "second", rig.arena, config)
+
+
+def test_numbers_that_are_none_wait_for_nothing(rig: NodeRig, caller: Caller) -> None:
+    one, nan = name(), float("nan")
+    assert caller.put_large([one], [bytes(60 * MIB)]) == [OK]
+    assert caller.ask(Pin(op=1, names=one, seconds=nan)).outcomes == bytes([OK])
+    assert rig.census()["pins"] == 0
+    found = caller.find([one])
+    assert caller.put_large([name()], [bytes(60 * MIB)], wait_s=nan) == [FULL]
+    caller.lane.send(Return(lease=found.lease))
+
+
+def test_answers_that_may_be_unread_are_held_a_while(rig: NodeRig, caller: Caller) -> None:
+    """A caller with three requests under way has read the first when the fourth comes."""
+    names = [name() for _ in range(8)]
+    for one in names:
+        caller.put([one], [os.urandom(100_000)])
+    for one in names:
+        caller.get([one])
+    assert rig.census()["leases"] == 3
+    caller.close()
+    until(lambda: rig.census()["leases"] == 0, "they end with the lane")
+
+
+def test_a_scope_without_values_is_forgotten(rig: NodeRig) -> None:
+    for i in range(5):
+        Caller(rig.node.address, Credentials(namespace=f"empty-{i}")).close()
+    until(lambda: rig.census()["sessions"] == 0, "the callers are gone")
+    assert list(rig.node.custody.shelf.scopes.states()) == []
+    kept = Caller(rig.node.address, Credentials(namespace="kept"))
+    kept.put([name()], [b"x"])
+    kept.close()
+    until(lambda: rig.census()["sessions"] == 0, "the caller is gone")
+    assert len(list(rig.node.custody.shelf.scopes.states())) == 1

@@ -24,9 +24,10 @@ class Tenant:
 
 
 class ScopeState:
-    """The values of one scope. `era` grows with each invalidation: what was begun in an earlier one is stale."""
+    """The values of one scope. `era` grows with each invalidation: what was begun in an earlier one is stale. `filed`:
+    its names are on disk, as it has or had values."""
 
-    __slots__ = ("digest", "entries", "era", "scope", "tenant")
+    __slots__ = ("digest", "entries", "era", "filed", "scope", "tenant")
 
     def __init__(self, digest: bytes, scope: Scope | None, tenant: Tenant) -> None:
         self.digest = digest
@@ -34,6 +35,7 @@ class ScopeState:
         self.tenant = tenant
         self.entries: dict[bytes, Entry] = {}
         self.era = 0
+        self.filed = False
 
 
 class Entry:

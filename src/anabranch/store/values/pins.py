@@ -25,7 +25,7 @@ class Pins:
 
     def pin(self, entry: Entry, seconds: float, now: float) -> Outcome:
         """OK, or FULL if the tenant's pins use up its quota. The later end counts; never more than `max_pin_s`."""
-        if seconds <= 0:
+        if not seconds > 0:  # what a caller sends may be no number
             self.unpin(entry)
             return Outcome.OK
         until = now + min(seconds, self._max_pin_s)

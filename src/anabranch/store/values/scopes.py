@@ -48,6 +48,11 @@ class Scopes:
             state = self._scopes[digest] = ScopeState(digest, None, self.tenant(""))
         return state
 
+    def forget_unused(self, state: ScopeState) -> None:
+        """Nobody speaks for the scope any more: if it never had a value, nothing needs to be known of it."""
+        if not state.filed and not state.entries and self._scopes.get(state.digest) is state:
+            del self._scopes[state.digest]
+
     def of(self, tenant: str, epoch: str | None) -> list[ScopeState]:
         """All scopes of a tenant, or of one epoch of it."""
         return [

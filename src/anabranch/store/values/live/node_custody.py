@@ -73,7 +73,8 @@ class Custody:
     def wait_for_room(self, put: Put, wait_s: float) -> None:
         """Place the items that found no room, as leases and pins end, for at most `wait_s`; not when only the put's own
         items are in the way."""
-        deadline = self.now() + min(max(wait_s, 0.0), MAX_WAIT_S)
+        # Not max(wait_s, 0): what a caller sends may be no number.
+        deadline = self.now() + (min(wait_s, MAX_WAIT_S) if wait_s > 0 else 0.0)
         with self.lock:
             self.waiting += 1
             try:

@@ -7,11 +7,12 @@ import logging
 import secrets
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from anabranch.core.authentication import NONCE_BYTES, Access, Caller
-from anabranch.core.errors import AnabranchError, WireError
+from anabranch.core.errors import AnabranchError, InvariantBroken, WireError
 from anabranch.core.live.handshake import peer_of
 from anabranch.core.live.strangers import Strangers
 from anabranch.core.live.tls import Tls, certificate_name
@@ -28,10 +29,12 @@ from anabranch.transfer.live.rails import Links
 
 MAX_LANES = 1024
 FRAME_BYTES = 16 << 20
+HELD_ANSWERS = 3
+"""Answers whose bytes were sent by reference and may still be unread: a caller has at most so many requests under way,
+so that the next message shows that the first of them was read."""
 log = logging.getLogger(__name__)
 Handler = Callable[[NodeLane, NodeSession, Any], "int | None"]
-"""Answers one message. Returns the lease that holds what was sent by reference, if one does: it ends with the lane's
-next message."""
+"""Answers one message. Returns the lease that holds what was sent by reference, if one does."""
 
 
 class Door:
@@ -120,6 +123,10 @@ class Door:
         except (AnabranchError, OSError) as error:
             if not self._closing:
                 log.debug("node %s: lane ends: %s", self._node_id, error)
+            if isinstance(error, InvariantBroken):
+                log.error("node %s: %s", self._node_id, error)
+                with self._custody.lock:
+                    self._custody.shelf.counters["invariants_broken"] += 1
             if isinstance(error, WireError) and lane is not None:
                 with contextlib.suppress(AnabranchError):
                     lane.send(Denied(reason=str(error), code=error.code))
@@ -171,18 +178,27 @@ class Door:
         return session
 
     def _exchange(self, lane: NodeLane, session: NodeSession) -> None:
-        handlers, custody = self._handlers, self._custody
-        held = 0
-        while (message := lane.receive()) is not None:
-            if held:
-                with custody.lock:
-                    custody.reads.give_back(session, held)
-                    custody.notice()
-                held = 0
-            handler = handlers.get(type(message))
-            if handler is None:
-                raise WireError(f"a caller does not send {type(message).__name__} here")
-            held = handler(lane, session, message) or 0
+        handlers = self._handlers
+        held: deque[int] = deque()
+        try:
+            while (message := lane.receive()) is not None:
+                if held and len(held) >= HELD_ANSWERS:
+                    self._give_back(session, held.popleft())
+                handler = handlers.get(type(message))
+                if handler is None:
+                    raise WireError(f"a caller does not send {type(message).__name__} here")
+                lease = handler(lane, session, message) or 0
+                if lease or held:
+                    held.append(lease)
+        finally:
+            for lease in held:
+                self._give_back(session, lease)
+
+    def _give_back(self, session: NodeSession, lease: int) -> None:
+        if lease:
+            with self._custody.lock:
+                self._custody.reads.give_back(session, lease)
+                self._custody.notice()
 
     def _leave(self, lane: NodeLane | None, session: NodeSession | None, sock: socket.socket) -> None:
         self._strangers.remove(sock)
@@ -199,4 +215,6 @@ class Door:
                         self._custody.puts.end_session(session)
                         self._custody.reads.end_session(session)
                         self._custody.notice()
+                        if all(other.scope is not session.scope for other in self._sessions.values()):
+                            self._custody.shelf.scopes.forget_unused(session.scope)
             self._threads.discard(threading.current_thread())

@@ -6,6 +6,7 @@ from anabranch.store.values.contracts import Place, SharedIndex
 from anabranch.store.values.entries import Entry
 from anabranch.store.values.live.node_memory import NodeMemory
 from anabranch.store.values.live.node_records import NodeRecords
+from anabranch.store.values.live.node_scopes import ScopeFile
 
 GENERATIONS = 1 << 32
 """The index keeps a generation in 32 bits."""
@@ -14,13 +15,18 @@ GENERATIONS = 1 << 32
 class NodeMirror:
     """`shelf.Mirror`. An entry is recorded when its bytes are in place, and erased before they may change."""
 
-    def __init__(self, memory: NodeMemory, records: NodeRecords, index: SharedIndex | None) -> None:
+    def __init__(self, memory: NodeMemory, records: NodeRecords, index: SharedIndex | None, scopes: ScopeFile) -> None:
         self._data = memory.data
         self._records = records
         self._index = index
+        self._scopes = scopes
 
     def put(self, entry: Entry) -> None:
-        scope = entry.scope.digest
+        state = entry.scope
+        scope = state.digest
+        if not state.filed and state.scope is not None:
+            self._scopes.opened(state.scope)
+            state.filed = True
         self._records.write(entry, scope)
         if self._index is not None:
             self._index.put(entry.name, scope, Place(entry.offset, entry.size, entry.generation % GENERATIONS))

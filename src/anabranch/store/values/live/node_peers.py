@@ -36,6 +36,7 @@ PUSH_S = 10.0
 PUSHED_BYTES = 64 << 20
 PEER_THREADS = 4
 MAX_REPAIRS = 1000
+LONGEST_DRAIN_S = 86_400.0
 log = logging.getLogger(__name__)
 
 
@@ -255,6 +256,9 @@ class NodePeers:
             lane.send(Done(op=message.op, outcomes=bytes([Outcome.DENIED])))
             return
         with self._custody.lock:
+            if message.epoch is not None and session.scope.scope is not None:
+                # Perhaps other tiers have values of it that this process has not heard of.
+                self._tiers.open_scope(Scope(tenant, session.scope.scope.namespace, message.epoch))
             states = self._custody.shelf.scopes.of(tenant, message.epoch)
         gone = self._tiers.invalidate(states)
         if message.epoch is None and self._tiers.keys is not None:
@@ -328,7 +332,7 @@ class NodePeers:
             return
         with custody.lock:
             custody.puts.closing = True
-        deadline = custody.now() + message.deadline_s
+        deadline = custody.now() + (min(message.deadline_s, LONGEST_DRAIN_S) if message.deadline_s > 0 else 0.0)
         handed, lost = self._leave_values(deadline)
         self.directory.leave()
         self._draining = threading.Thread(target=self._wait_for_readers, args=(deadline,), name="drain", daemon=True)

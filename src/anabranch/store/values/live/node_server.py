@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.authentication import OPEN, Access, Caller, must_authenticate
-from anabranch.core.errors import Unavailable
+from anabranch.core.errors import AnabranchError, Unavailable
 from anabranch.core.faults import NO_FAULTS, Faults
 from anabranch.core.live.link import Listener
 from anabranch.core.live.tls import Tls
@@ -136,6 +136,7 @@ class ValueNode:
         self._calls = CallDesk(self.custody, self._gets, self._tiers)
         self._listeners: list[Listener] = []
         self._stopping = threading.Event()
+        self._broken = ""
         self.failure: BaseException | None = None
         self._ticker = threading.Thread(target=self._tick, name=f"{node_id}-tick", daemon=True)
         handlers = self._make_handlers()
@@ -231,6 +232,8 @@ class ValueNode:
             counters: dict[str, float] = {**shelf.counters, **custody.ledger.counters}
             counters["bytes_in"], counters["bytes_out"] = self._door.bytes_moved()
         state = {**self._tiers.state(), **self._peers.state()}
+        if self._broken:
+            state["node"] = f"something went wrong: {self._broken}"
         return Stat(name=self.node_id, census=census, counters=counters, state=state)
 
     # --- start ----------------------------------------------------------------------------------------------------
@@ -338,14 +341,22 @@ class ValueNode:
 
     def _tick_until_stopped(self) -> None:
         while not self._stopping.wait(TICK_S):
-            custody = self.custody
-            with custody.lock:
-                over = custody.expire(custody.now())
-                custody.shelf.catch_up(LISTED_AT_ONCE)
-                custody.shelf.drain_reclaim(RECLAIMED_AT_ONCE)
-                stuck = [lane for put in over if isinstance(put.session, NodeSession) for lane in put.session.lanes]
-                busy = any(item.writing for put in over for item in put.items)
-            for lane in stuck if busy else ():
-                lane.shut()
-            self._tiers.tick()
-            self._peers.directory.changed()
+            try:
+                self._tick_once()
+            except AnabranchError as error:
+                # A bug, or a tier that is broken: leases must end all the same.
+                self._broken = str(error)
+                log.exception("node %s: %s", self.node_id, error)
+
+    def _tick_once(self) -> None:
+        custody = self.custody
+        with custody.lock:
+            over = custody.expire(custody.now())
+            custody.shelf.catch_up(LISTED_AT_ONCE)
+            custody.shelf.drain_reclaim(RECLAIMED_AT_ONCE)
+            stuck = [lane for put in over if isinstance(put.session, NodeSession) for lane in put.session.lanes]
+            busy = any(item.writing for put in over for item in put.items)
+        for lane in stuck if busy else ():
+            lane.shut()
+        self._tiers.tick()
+        self._peers.directory.changed()

@@ -241,8 +241,7 @@ class NodeTiers:
                 raise Unavailable(f"no key for tenant '{scope.tenant}': {error}") from error
 
     def open_scope(self, scope: Scope) -> ScopeState:
-        """Under the lock."""
-        self._scopes.opened(scope)
+        """Under the lock. It is filed with its first value."""
         return self._custody.shelf.scopes.open(scope)
 
     def invalidate(self, states: list[ScopeState]) -> dict[str, int]:
@@ -252,7 +251,10 @@ class NodeTiers:
         places: dict[str, int] = {}
         with custody.lock:
             places["dram"] = sum(custody.shelf.scopes.invalidate(state) for state in states)
-            self._scopes.invalidated(digests, custody.shelf.generation)
+            generation = custody.shelf.generation
+        # Not under the lock: it waits for the disk. Nothing is found any more, and what a crash now would bring back
+        # nobody was told to be gone.
+        self._scopes.invalidated(digests, generation)
         left = 1
         while left:
             with custody.lock:
