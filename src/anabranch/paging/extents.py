@@ -97,8 +97,10 @@ class Extents:
 
     def _take_pages(self, need: int) -> int | None:
         sizes = self._sizes
+        at = bisect_left(sizes, need)
         # A range that is long enough may lose its ends to alignment: at most a page.
-        for hole in sizes[bisect_left(sizes, need) :]:
+        while at < len(sizes):
+            hole = sizes[at]
             for start in reversed(self._by_size[hole]):
                 cut = (start + hole - need) & -PAGE
                 if cut >= start:
@@ -108,6 +110,7 @@ class Extents:
                     if start + hole > cut + need:
                         self._add(cut + need, start + hole - cut - need)
                     return cut
+            at += 1
         return None
 
     @classmethod

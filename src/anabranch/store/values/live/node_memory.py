@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import logging
 import mmap
@@ -20,6 +21,7 @@ RESERVE = 64 << 20
 """Bytes that must stay free in shared memory beyond what the arena takes: other files share it."""
 TOUCH_STEP = 4 << 20
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+_libc = ctypes.CDLL(None, use_errno=True)
 log = logging.getLogger(__name__)
 
 
@@ -85,11 +87,18 @@ class NodeMemory:
                 try:
                     if _available_bytes() < 2 * RESERVE:
                         raise MemoryError("this host has little memory left")
-                    self._map.madvise(_POPULATE_WRITE, at, min(TOUCH_STEP, self.size - at))
+                    self._populate(at, min(TOUCH_STEP, self.size - at))
                 except (OSError, MemoryError) as error:
                     # An older kernel: pages come with their first write, as they would without this.
                     log.warning("arena %s: only a part of its pages could be made ahead: %s", self.path, error)
                     return
+
+    def _populate(self, at: int, length: int) -> None:
+        """Not `mmap.madvise`: it keeps all threads waiting meanwhile."""
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._map, at))
+        if _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _POPULATE_WRITE):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
 
 def _own(path: str) -> int:

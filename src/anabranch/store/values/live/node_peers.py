@@ -85,6 +85,10 @@ class NodePeers:
         self._tiers.stored(entries)
         self.directory.changed()
 
+    def unfinished(self, put: Put) -> bool:
+        """It is not over when its values are in this node's DRAM."""
+        return put.durable or ((put.replicas or self._replicas) > 1 and not _of_peer(put))
+
     def finish(self, put: Put, entries: list[Entry]) -> None:
         """Durable and replicated, as the put asks; outside the lock, the entries held."""
         if put.durable:

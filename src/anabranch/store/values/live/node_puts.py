@@ -26,11 +26,20 @@ Visible = Callable[[OpenPut, list[Entry]], None]
 
 
 class PutDesk:
-    """`finish`: see Finish. `stored` is called under the lock with entries that have just become visible."""
+    """`finish`: see Finish; only for puts that are `unfinished`. `stored` is called under the lock with entries that
+    have just become visible."""
 
-    def __init__(self, custody: Custody, faults: Faults, finish: Finish, stored: Visible) -> None:
+    def __init__(
+        self,
+        custody: Custody,
+        faults: Faults,
+        unfinished: Callable[[OpenPut], bool],
+        finish: Finish,
+        stored: Visible,
+    ) -> None:
         self._custody = custody
         self._faults = faults
+        self._unfinished = unfinished
         self._finish = finish
         self._stored = stored
         self._writers: dict[tuple[int, int, int], NodeLane] = {}
@@ -68,8 +77,9 @@ class PutDesk:
                 mine = tuple(sums[at : at + count])
                 at += count
                 self._take(item, mine, whole, entries)
-            self._visible(put, entries, session)
-        self._end(put, entries)
+            more = self._visible(put, entries, session)
+        if more:
+            self._end(put, entries, session)
         lane.send(Stored(op=offer.op, outcomes=put.outcomes))
 
     def offer(self, lane: NodeLane, session: NodeSession, message: Offer) -> None:
@@ -135,9 +145,10 @@ class PutDesk:
                 outcomes = b""
             else:
                 missing, entries = custody.puts.seal(put, message.sums, custody.now())
-                self._visible(put, entries, session, over=not missing)
+                more = self._visible(put, entries, session, over=not missing)
         if put is not None:
-            self._end(put, entries)
+            if more:
+                self._end(put, entries, session, over=not missing)
             outcomes = put.outcomes
         # No such put: it was given up, and everything of it is stale.
         lane.send(Stored(op=message.op, outcomes=outcomes, missing=missing))
@@ -216,9 +227,17 @@ class PutDesk:
         else:
             puts.compare(item, sums)
 
-    def _visible(self, put: OpenPut, entries: list[Entry], session: NodeSession, *, over: bool = True) -> None:
+    def _visible(self, put: OpenPut, entries: list[Entry], session: NodeSession, *, over: bool = True) -> bool:
+        """Under the lock: what was committed can be found. True: it has yet to be finished (`_end`)."""
         if entries:
             self._stored(put, entries)
+        if self._unfinished(put):
+            return True
+        self._custody.puts.settle(entries)
+        self._over(put, session, over)
+        return False
+
+    def _over(self, put: OpenPut, session: NodeSession, over: bool) -> None:
         if over:
             self._answered(session, put.outcomes)
             size = sum([item.size for item in put.items if item.outcome == Outcome.OK])
@@ -228,12 +247,10 @@ class PutDesk:
     def _answered(self, session: NodeSession, outcomes: bytes) -> None:
         self._custody.ledger.answered_all("put", session.caller.tenant, outcomes)
 
-    def _end(self, put: OpenPut, entries: list[Entry]) -> None:
-        if not entries and not put.durable:
-            return
+    def _end(self, put: OpenPut, entries: list[Entry], session: NodeSession, *, over: bool = True) -> None:
         try:
             self._finish(put, entries)
         finally:
             with self._custody.lock:
                 self._custody.puts.settle(entries)
-                self._custody.notice()
+                self._over(put, session, over)

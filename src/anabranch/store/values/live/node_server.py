@@ -130,7 +130,7 @@ class ValueNode:
         )
         self._adopt(found)
         self._gets = GetDesk(self.custody, faults, self._tiers.load if self._tiers.there else None, self._tiers.used)
-        self._puts = PutDesk(self.custody, faults, self._peers.finish, self._peers.stored)
+        self._puts = PutDesk(self.custody, faults, self._peers.unfinished, self._peers.finish, self._peers.stored)
         if self._tiers.there:
             self.custody.puts.below = self._tiers.locate
         self._calls = CallDesk(self.custody, self._gets, self._tiers)
