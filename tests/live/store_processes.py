@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from anabranch.core.live.process import die_with_parent
+
 PATIENCE_S = 60.0
 _READY = re.compile(r"(\S+) ready at (\S+?)(?: \(metrics at http://(\S+)/metrics\))?\n")
 
@@ -22,6 +24,7 @@ class StoreProcess:
     def __init__(self, *arguments: str, folder: Path, **environment: str) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("ANABRANCH_")}
         self.errors = folder / f"stderr-{time.monotonic_ns()}"
+        parent = os.getpid()
         with self.errors.open("w") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "anabranch", *arguments],
@@ -30,6 +33,7 @@ class StoreProcess:
                 cwd=folder,
                 text=True,
                 env={**clean, "XDG_CACHE_HOME": str(folder / "cache"), **environment},
+                preexec_fn=lambda: die_with_parent(parent),
             )
         try:
             line = self._line()

@@ -213,18 +213,20 @@ def test_metrics_and_health(run: Run, store: Store) -> None:
 
 
 def test_a_killed_node_has_its_values_again(run: Run, store: Store, tmp_path: Path) -> None:
-    node = store.node("n4")
     (tmp_path / "in").write_bytes(b"y" * 100_000)
-    assert run("store", "put", "kept", str(tmp_path / "in"), "--node", node.address)[0] == 0
-    # The index and records are written when the answer comes: a kill takes nothing.
-    node.kill()
+    node = store.node("n4")
+    try:
+        assert run("store", "put", "kept", str(tmp_path / "in"), "--node", node.address)[0] == 0
+    finally:
+        node.kill()
     node = store.node("n4")
     try:
         copies = json.loads(run("store", "stat", "kept", "--json", "--node", node.address)[1])["copies"]
         assert "n4" in {copy["node_id"] for copy in copies}
-    finally:
         node.signal(signal.SIGINT)
         assert node.wait() == 130
+    finally:
+        node.kill()
 
 
 @pytest.mark.parametrize(
