@@ -452,8 +452,9 @@ def test_ctrl_c_in_the_middle_of_a_put_leaves_the_client_usable(here: Rig) -> No
     assert client.put("big", noise(9 << 20)) is OK
 
 
-def test_many_threads_share_one_client(here: Rig) -> None:
-    client = here.client(here.node().address)
+@pytest.mark.parametrize("unix", [False, True])
+def test_many_threads_share_one_client(here: Rig, unix: bool) -> None:
+    client = here.client(here.node(unix=unix).address)
     wrong: list[str] = []
 
     def work(n: int) -> None:

@@ -95,6 +95,16 @@ class Lane:
         self.send(Trace(context=trace))
         self.trace = trace
 
+    @property
+    def connected(self) -> bool:
+        """The other side has not closed the lane. Any thread may ask, also while another one uses it."""
+        try:
+            return not self._dead and bool(self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
     def shut(self) -> None:
         """Make every wait, now or later, end at once. Any thread may call it."""
         self._dead = True

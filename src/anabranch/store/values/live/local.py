@@ -93,7 +93,7 @@ class LocalMemory:
     @property
     def alive(self) -> bool:
         """The node's process lives, and its index and arena are those that are mapped here."""
-        return self._arena is not None and self._index.alive and self._tether.quiet
+        return self._arena is not None and self._index.alive and self._tether.connected
 
     def of(self, welcome: Welcome) -> bool:
         """It is that node's, and not replaced."""
