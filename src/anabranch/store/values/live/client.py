@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -121,6 +122,7 @@ class Client:
         self._use_local = local
         self._session = session
         self._memories: dict[str, LocalMemory] = {}
+        self._memories_lock = threading.Lock()
         self._closed = False
         self._workers = Workers("store-client", THREADS)
         link = DirectoryLink(directory, dial=Dialer(credentials, session.tls)) if directory else None
@@ -211,11 +213,13 @@ class Client:
         if self._closed:
             return
         self._closed = True
+        if os.getpid() != self._pid:
+            return  # the connections are the parent's
         self._nodes.close()
-        if os.getpid() == self._pid:
-            self._workers.close()
-        for memory in self._memories.values():
-            memory.close()
+        self._workers.close()
+        with self._memories_lock:
+            for memory in self._memories.values():
+                memory.close()
 
     def __enter__(self) -> Client:
         return self
@@ -345,17 +349,18 @@ class Client:
 
     def _at_home(self, pool: LanePool, welcome: Welcome) -> None:
         """A node let us in: perhaps a new process at an old address."""
-        former = self._memories.get(pool.address)
-        if former is not None and former.alive and former.of(welcome):
-            return
-        if former is not None:
-            del self._memories[pool.address]
-            former.close()
-        if self._use_local and not self._closed:
-            recency = Recency(pool, self._workers.submit)
-            memory = LocalMemory.attach(welcome, self._session, self._scope, recency)
-            if memory is not None:
-                self._memories[pool.address] = memory
+        with self._memories_lock:  # lanes of several threads may be let in at once
+            former = self._memories.get(pool.address)
+            if former is not None and former.alive and former.of(welcome):
+                return
+            if former is not None:
+                del self._memories[pool.address]
+                former.close()
+            if self._use_local and not self._closed:
+                recency = Recency(pool, self._workers.submit)
+                memory = LocalMemory.attach(welcome, self._session, self._scope, recency)
+                if memory is not None:
+                    self._memories[pool.address] = memory
 
     def _read_remotely(self, names: list[bytes], home: LanePool) -> None:
         """Values that came from another node than home: the second time a copy at home is worth it."""
