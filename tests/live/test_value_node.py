@@ -474,3 +474,15 @@ def test_a_scope_without_values_is_forgotten(rig: NodeRig) -> None:
     kept.close()
     until(lambda: rig.census()["sessions"] == 0, "the caller is gone")
     assert len(list(rig.node.custody.shelf.scopes.states())) == 1
+
+
+def test_a_node_stops_although_puts_wait(rig: NodeRig, caller: Caller) -> None:
+    one = name()
+    caller.put_large([one], [bytes(60 * MIB)])
+    caller.find([one])
+    writer = Caller(rig.node.address)
+    writer.lane.send(Offer(op=1, names=name(), sizes=[60 * MIB], wait_s=60.0))
+    until(lambda: rig.census()["waiting"] == 1, "the put waits")
+    rig.node.stop()
+    assert rig.node.custody.waiting == 0
+    writer.close()

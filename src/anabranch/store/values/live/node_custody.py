@@ -49,6 +49,8 @@ class Custody:
         self.pins = Pins(shelf, quota_bytes=config.dram_bytes // 2, max_pin_s=config.max_pin_s)
         self.ledger = Ledger()
         self.waiting = 0
+        self.closing = False
+        """The node stops: nobody waits for anything any more."""
         self.to_verify = self.verified = 0
         """Values that the last Verify reads, and how many it has read."""
         self._noted = 0
@@ -83,7 +85,7 @@ class Custody:
                         self.freed.wait(0)  # others first
                         continue
                     now = self.now()
-                    if now >= deadline or self.puts.in_its_own_way(put):
+                    if now >= deadline or self.closing or self.puts.in_its_own_way(put):
                         return
                     ends = [end for end in (self.reads.next_end, self.pins.next_end) if end is not None]
                     self.freed.wait(max(0.001, min([deadline, *ends]) - now))

@@ -71,7 +71,8 @@ class Door:
     def close(self) -> None:
         """End all lanes; nobody else is let in."""
         with self._custody.lock:
-            self._closing = True
+            self._closing = self._custody.closing = True
+            self._custody.freed.notify_all()
             lanes, threads = list(self._lanes), list(self._threads)
         for lane in lanes:
             lane.shut()

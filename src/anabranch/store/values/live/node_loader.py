@@ -84,7 +84,9 @@ class Loader:
         found: list[Loaded | _Loading] = [_NO_ROOM] * len(wanted)
         custody.waiting += 1
         try:
-            while all(one is _NO_ROOM for one in found) and (left := deadline - custody.now()) > 0:
+            while (
+                not custody.closing and all(one is _NO_ROOM for one in found) and (left := deadline - custody.now()) > 0
+            ):
                 custody.freed.wait(left)
                 found = [self._begin(scope, name, fresh) for scope, name in wanted]
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from anabranch.store.values.config import StoreConfig, WriteConfig
 from anabranch.store.values.entries import Entry, ScopeState
 from anabranch.store.values.live.node_custody import Custody, NodeSession, split_names
 from anabranch.store.values.live.node_directory import NodeDirectory, candidates
+from anabranch.store.values.live.node_drain import NodeDrain
 from anabranch.store.values.live.node_imports import Imports
 from anabranch.store.values.live.node_lane import NodeLane
 from anabranch.store.values.live.node_lanes import NodeLanes
@@ -36,7 +36,6 @@ PUSH_S = 10.0
 PUSHED_BYTES = 64 << 20
 PEER_THREADS = 4
 MAX_REPAIRS = 1000
-LONGEST_DRAIN_S = 86_400.0
 log = logging.getLogger(__name__)
 
 
@@ -61,9 +60,15 @@ class NodePeers:
         self._repairs = 0
         self.directory = NodeDirectory(node_id, config, writes, custody, tiers, access, tls)
         self._imports = Imports(custody, self._lanes)
-        self.drained = threading.Event()
+        self._drain = NodeDrain(
+            node_id,
+            custody,
+            tiers,
+            self.directory,
+            lambda address, names: self._hand_over(address, names, "handed_over"),
+        )
+        self.drained = self._drain.done
         """This node has left: the process may end."""
-        self._draining: threading.Thread | None = None
 
     def start(self, address: str) -> None:
         self.directory.start(address, self._repair)
@@ -72,8 +77,7 @@ class NodePeers:
         self.directory.leave()
         self._lanes.close()
         self._pool.close()
-        if self._draining is not None:
-            self._draining.join(5.0)
+        self._drain.close()
 
     # --- replicas -------------------------------------------------------------------------------------------------
 
@@ -330,69 +334,17 @@ class NodePeers:
 
     def drain(self, lane: NodeLane, session: NodeSession, message: Drain) -> None:
         """Answered when everything worth it was handed over, or the deadline passed; then the node leaves."""
-        custody = self._custody
         if not session.caller.trusted:
             lane.send(Done(op=message.op, outcomes=bytes([Outcome.DENIED])))
             return
-        with custody.lock:
-            custody.puts.closing = True
-        deadline = custody.now() + (min(message.deadline_s, LONGEST_DRAIN_S) if message.deadline_s > 0 else 0.0)
-        handed, lost = self._leave_values(deadline)
-        self.directory.leave()
-        self._draining = threading.Thread(target=self._wait_for_readers, args=(deadline,), name="drain", daemon=True)
-        self._draining.start()
-        places = {f"{self._node_id}/handed_over": handed, f"{self._node_id}/left_behind": lost}
-        lane.send(Done(op=message.op, places=places))
-
-    def _leave_values(self, deadline: float) -> tuple[int, int]:
-        """Pinned values, read ones and those that nobody else has go to other nodes: the most used first."""
-        custody = self._custody
-        try:
-            rows = [row for row in self.directory.others() if row.accepts]
-        except AnabranchError:
-            rows = []
-        with custody.lock:
-            entries = custody.shelf.entries()
-        entries.sort(key=lambda entry: (entry.pin, entry.uses), reverse=True)
-        worth = self._worth(entries)
-        if not rows:
-            return 0, len(worth)
-        addresses = {row.node_id: row.address for row in rows}
-        handed = 0
-        for at in range(0, len(worth), 64):
-            if custody.now() >= deadline:
-                break
-            plan: dict[str, list[bytes]] = defaultdict(list)
-            for entry in worth[at : at + 64]:
-                chosen = choose(candidates(rows), 1, "", entry.name)
-                if chosen:
-                    plan[addresses[chosen[0].node_id]].append(entry.name)
-            for address, names in plan.items():
-                handed += self._hand_over(address, names, "handed_over")
-        return handed, len(worth) - handed
-
-    def _worth(self, entries: Sequence[Entry]) -> list[Entry]:
-        worth: list[Entry] = []
-        for at in range(0, len(entries), 4096):
-            part = entries[at : at + 4096]
-            found = self.directory.where(b"".join([entry.name for entry in part]))
-            for i, entry in enumerate(part):
-                holders = found.holders(i) if found is not None and i < len(found) else []
-                elsewhere = any(node != self._node_id for node, _, _ in holders)
-                if entry.pin or not elsewhere:
-                    worth.append(entry)
-        return worth
-
-    def _wait_for_readers(self, deadline: float) -> None:
-        custody = self._custody
-        with custody.lock:
-            while (len(custody.reads) or len(custody.puts)) and custody.now() < deadline:
-                custody.freed.wait(0.05)
-        self.drained.set()
+        handed, left = self._drain.run(message.deadline_s)
+        lane.send(
+            Done(op=message.op, places={f"{self._node_id}/handed_over": handed, f"{self._node_id}/left_behind": left})
+        )
 
     def state(self) -> dict[str, str]:
         state = {}
-        if self._custody.puts.closing:
+        if self._drain.begun:
             state["drain"] = "left" if self.drained.is_set() else "takes no new values"
         if not self.directory.alone and not self.directory.joined:
             state["directory"] = "not joined: other nodes and clients do not hear of this node's values"
