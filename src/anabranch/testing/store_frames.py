@@ -26,7 +26,7 @@ class Known(msgspec.Struct):
     names: list[bytes]
     foreign: list[bytes]
     scopes: list[bytes]
-    stores_foreign: bool = False
+    stores_foreign: bool = True
     puts: deque[int] = msgspec.field(default_factory=lambda: deque([1, 2, 3], maxlen=KEPT))
     leases: deque[int] = msgspec.field(default_factory=lambda: deque([1, 2, 3], maxlen=KEPT))
 
