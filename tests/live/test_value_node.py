@@ -82,10 +82,16 @@ def test_a_value_comes_back_as_it_was_put(caller: Caller, size: int) -> None:
 
 
 def test_a_batch_of_many_sizes(caller: Caller) -> None:
-    names = [name() for _ in range(200)]
-    values = [os.urandom(37 * i % 5000) for i in range(200)]
-    assert caller.put(names, values) == [OK] * 200
+    names = [name() for _ in range(600)]
+    values = [os.urandom(37 * i % 3000) for i in range(600)]
+    assert caller.put(names, values) == [OK] * 600
     assert caller.get(names) == values
+    assert caller.get([*names[:300], name(), *names[300:]]) == [*values[:300], MISSING, *values[300:]]
+    assert caller.put(names, values) == [PRESENT] * 600
+    outcomes = caller.find([*names[:300], name(), *names[300:]], run=True).outcomes
+    assert outcomes == bytes([OK] * 300 + [MISSING] * 301)
+    assert caller.ask(Pin(op=1, names=b"".join(names), seconds=9)).outcomes == bytes([OK]) * 600
+    assert caller.ask(Remove(op=1, names=b"".join(names))).outcomes == bytes([OK]) * 600
 
 
 def test_large_values_travel_in_slices_on_any_lane(rig: NodeRig, caller: Caller) -> None:

@@ -22,6 +22,9 @@ from anabranch.store.values.slices import SLICE_BYTES, slice_count
 PUT_IDLE_S = 30.0
 """A put of which nothing arrives for so long is abandoned."""
 
+PLACED_AT_ONCE = 128
+"""Items of a large batch that find their place before others get the lock."""
+
 SEND, OK, PRESENT, DIFFERS = Outcome.SEND, Outcome.OK, Outcome.PRESENT, Outcome.DIFFERS
 FULL, TOO_BIG, STALE = Outcome.FULL, Outcome.TOO_BIG, Outcome.STALE
 
@@ -45,9 +48,10 @@ class Item:
 
 
 class Put:
-    """`number` 0: its bytes come at once, it is not open to others."""
+    """`number` 0: its bytes come at once, it is not open to others. `tried`: how many of its items were placed, or not,
+    in the round under way."""
 
-    __slots__ = ("durable", "granted", "items", "number", "over", "replicas", "session", "unfinished")
+    __slots__ = ("durable", "granted", "items", "number", "over", "replicas", "session", "tried", "unfinished")
 
     def __init__(self, session: object, items: list[Item], *, durable: bool, replicas: int) -> None:
         self.number = 0
@@ -57,6 +61,7 @@ class Put:
         self.durable = durable
         self.replicas = replicas
         self.over = False
+        self.tried = 0
         self.unfinished = False
 
     @property
@@ -110,15 +115,20 @@ class Puts:
     def place(self, put: Put) -> bool:
         """Find room for the items that are FULL; True if none is left. `put.unfinished`: it stopped early, call again
         (after letting others have the lock)."""
-        placed, put.unfinished = True, False
-        for item in put.items:
+        items, at = put.items, put.tried % max(1, len(put.items))
+        stop = min(at + PLACED_AT_ONCE, len(items))
+        put.unfinished = True
+        while at < stop:
+            item = items[at]
             if item.outcome is FULL:
                 item.outcome = self._placed(item)
-                placed = placed and item.outcome is not FULL
                 if item.outcome is FULL and self._shelf.unfinished:
-                    put.unfinished = True
+                    put.tried = at
                     return False
-        return placed
+            at += 1
+        put.tried = at
+        put.unfinished = at < len(items)
+        return not put.unfinished and all(item.outcome is not FULL for item in items)
 
     def open(self, put: Put, now: float) -> int:
         """The sender gets a number, under which slices and seal will come; 0 if there is nothing to send."""

@@ -31,10 +31,14 @@ class Reads:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def grant(self, session: object, entries: list[Entry], now: float, *, views: bool = False) -> Lease:
-        """Each entry is held; mark it as read with `Shelf.touch`."""
-        for entry in entries:
-            self._shelf.hold(entry)
+    def grant(
+        self, session: object, entries: list[Entry], now: float, *, views: bool = False, held: bool = False
+    ) -> Lease:
+        """Each entry is held (`held`: already, by the caller, who gives that up); mark it as read with
+        `Shelf.touch`."""
+        if not held:
+            for entry in entries:
+                self._shelf.hold(entry)
         self._next += 1
         lease = Lease(self._next, session, entries, now + self._lease_s, views)
         self._leases[lease.number] = lease

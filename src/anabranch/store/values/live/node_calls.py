@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 IN_DRAM, ON_SSD, IN_BACKING = 1, 2, 3
 MOST_LISTED = 10_000
+DROPPED_AT_ONCE = 128
 VERIFIED_AT_ONCE = 64
 
 
@@ -52,12 +53,14 @@ class CallDesk:
         outcomes = bytearray([Outcome.MISSING]) * len(names)
         with custody.lock:
             custody.ledger.asked("remove", session.caller.tenant, len(names))
-            for i, name in enumerate(names):
-                entry = session.scope.entries.get(name)
-                if entry is not None:
-                    custody.shelf.drop(entry)
-                    outcomes[i] = Outcome.OK
-            custody.notice()
+        for at in range(0, len(names), DROPPED_AT_ONCE):
+            with custody.lock:
+                for i, name in enumerate(names[at : at + DROPPED_AT_ONCE], at):
+                    entry = session.scope.entries.get(name)
+                    if entry is not None:
+                        custody.shelf.drop(entry)
+                        outcomes[i] = Outcome.OK
+                custody.notice()
         self._tiers.remove(session.scope, names, outcomes)
         with custody.lock:
             custody.ledger.answered_all("remove", session.caller.tenant, bytes(outcomes))
@@ -67,13 +70,14 @@ class CallDesk:
         names = split_names(message.names)
         custody = self._custody
         outcomes = bytearray([Outcome.MISSING]) * len(names)
+        for at in range(0, len(names), DROPPED_AT_ONCE):
+            with custody.lock:
+                for i, name in enumerate(names[at : at + DROPPED_AT_ONCE], at):
+                    entry = session.scope.entries.get(name)
+                    if entry is not None:
+                        outcomes[i] = custody.pins.pin(entry, message.seconds, custody.now())
         with custody.lock:
             custody.ledger.asked("pin", session.caller.tenant, len(names))
-            now = custody.now()
-            for i, name in enumerate(names):
-                entry = session.scope.entries.get(name)
-                if entry is not None:
-                    outcomes[i] = custody.pins.pin(entry, message.seconds, now)
             custody.ledger.answered_all("pin", session.caller.tenant, bytes(outcomes))
             custody.notice()
         lane.send(Done(op=message.op, outcomes=bytes(outcomes)))

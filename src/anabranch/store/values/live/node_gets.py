@@ -19,6 +19,8 @@ from anabranch.store.values.slices import SLICE_BYTES, slice_sums
 
 COPIED_BYTES = 64 << 10
 """Answers up to this size are copied at once, under the lock; larger ones are held while they are sent."""
+FOUND_AT_ONCE = 256
+"""Names that are looked up before others get the lock."""
 BY_REFERENCE_BYTES = 64 << 10
 """Items from this size on go by reference: below, the copy costs less than the call."""
 _LENGTH = struct.Struct("<Q")
@@ -65,12 +67,12 @@ class GetDesk:
             if scopes is None:
                 answer = _Answer(Found(op=message.op, outcomes=bytes([DENIED]) * len(names)), [], None)
                 custody.ledger.answered("get", session.caller.tenant, DENIED, items=len(names))
-            else:
+            elif len(names) <= FOUND_AT_ONCE:
                 entries, outcomes = self._find(scopes, names, message.run)
                 if self._load is None or len(entries) == len(names):
                     answer = self._answer(session, message, entries, outcomes, bytes(len(entries)))
         if answer is None and scopes is not None:
-            answer = self._get_loaded(session, message, scopes, names)
+            answer = self._get_held(session, message, scopes, names)
         return self._send(lane, message, answer) if answer is not None else 0
 
     def read(self, lane: NodeLane, session: NodeSession, message: Read) -> None:
@@ -143,38 +145,65 @@ class GetDesk:
                 break
         return entries, outcomes
 
-    def _get_loaded(
+    def _get_held(
         self, session: NodeSession, message: Get, scopes: ScopeState | list[ScopeState], names: list[bytes]
     ) -> _Answer:
-        """Some values may be in other tiers."""
+        """Many values, or some that may be in other tiers: each is held as it is found."""
         wanted = [(scopes if isinstance(scopes, ScopeState) else scopes[i], name) for i, name in enumerate(names)]
-        load = self._load
-        loaded: list[Loaded] = load(wanted) if load is not None else []
+        found: list[Loaded] = []
+        rest = MISSING
+        for at in range(0, len(wanted), FOUND_AT_ONCE):
+            part = wanted[at : at + FOUND_AT_ONCE]
+            found += self._load(part) if self._load is not None else self._hold(part)
+            if message.run and any(entry is None for _, _, entry in found[at:]):
+                break
+            if all(outcome is Outcome.FULL for outcome, _, _ in found[at:]):
+                rest = Outcome.FULL
+                break
         custody = self._custody
         with custody.lock:
             entries: list[Entry] = []
-            outcomes = bytearray(len(names))
+            outcomes = bytearray([rest]) * len(names)
             tiers = bytearray()
-            held = [entry for _, _, entry in loaded if entry is not None]
-            for i, (outcome, tier, entry) in enumerate(loaded):
-                if entry is not None and not entry.removed:
+            ended = False
+            for i, (outcome, tier, entry) in enumerate(found):
+                if not ended and entry is not None and not entry.removed:
+                    outcomes[i] = OK
                     entries.append(entry)
                     tiers.append(tier)
                     continue
-                outcomes[i] = MISSING if outcome is OK else outcome
-                if message.run:
-                    outcomes[i:] = bytes([MISSING]) * (len(names) - i)
-                    break
-            answer = self._answer(session, message, entries, outcomes, bytes(tiers))
-            for entry in reversed(held):
-                custody.shelf.release(entry)
+                if entry is not None:
+                    custody.shelf.release(entry)
+                outcomes[i] = MISSING if ended or outcome is OK else outcome
+                ended = ended or message.run
+            answer = self._answer(session, message, entries, outcomes, bytes(tiers), held=True)
+            if answer.lease is None:
+                for entry in reversed(entries):
+                    custody.shelf.release(entry)
             custody.notice()
         return answer
 
+    def _hold(self, wanted: Sequence[tuple[ScopeState, bytes]]) -> list[Loaded]:
+        found: list[Loaded] = []
+        with self._custody.lock:
+            for scope, name in wanted:
+                entry = scope.entries.get(name)
+                if entry is not None:
+                    self._custody.shelf.hold(entry)
+                found.append((OK if entry is not None else MISSING, 0, entry))
+        return found
+
     def _answer(
-        self, session: NodeSession, message: Get, entries: list[Entry], outcomes: bytearray, tiers: bytes
+        self,
+        session: NodeSession,
+        message: Get,
+        entries: list[Entry],
+        outcomes: bytearray,
+        tiers: bytes,
+        *,
+        held: bool = False,
     ) -> _Answer:
-        """Under the lock."""
+        """Under the lock. `held`: the entries have a reference each, which a lease takes over."""
         custody = self._custody
         shelf = custody.shelf
         sizes = [entry.size for entry in entries]
@@ -190,7 +219,7 @@ class GetDesk:
             arena = custody.memory.data
             data = [bytes(arena[entry.offset : entry.offset + entry.size]) for entry in entries]
         elif entries:
-            lease = custody.reads.grant(session, entries, custody.now(), views=message.views)
+            lease = custody.reads.grant(session, entries, custody.now(), views=message.views, held=held)
         leased = lease is not None and not inline
         found = Found(
             op=message.op,

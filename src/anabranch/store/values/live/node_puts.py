@@ -19,6 +19,8 @@ from anabranch.store.values.slices import slice_count, slice_sum, slice_sums, va
 
 TAKE_OVER_S = 2.0
 """How long a lane that was shut may take to let go of a slice."""
+TAKEN_AT_ONCE = 128
+"""Items of a large batch that are stored before others get the lock."""
 Finish = Callable[[OpenPut, list[Entry]], None]
 """Called outside the lock with the new entries held: makes them durable and replicated as the put asks; it may change
 outcomes of items."""
@@ -70,14 +72,23 @@ class PutDesk:
                 custody.notice()
             raise
         entries: list[Entry] = []
-        with custody.lock:
-            at = 0
-            for item, whole in zip(put.items, right, strict=True):
-                count = slice_count(item.size)
-                mine = tuple(sums[at : at + count])
-                at += count
-                self._take(item, mine, whole, entries)
-            more = self._visible(put, entries, session)
+        at, more = 0, self._unfinished(put)
+        for first in range(0, len(right), TAKEN_AT_ONCE):
+            with custody.lock:
+                fresh: list[Entry] = []
+                for i in range(first, min(first + TAKEN_AT_ONCE, len(right))):
+                    item = put.items[i]
+                    count = slice_count(item.size)
+                    self._take(item, tuple(sums[at : at + count]), right[i], fresh)
+                    at += count
+                if fresh:
+                    self._stored(put, fresh)
+                if more:
+                    entries += fresh
+                else:
+                    custody.puts.settle(fresh)
+                    if first + TAKEN_AT_ONCE >= len(right):
+                        self._over(put, session, True)
         if more:
             self._end(put, entries, session)
         lane.send(Stored(op=offer.op, outcomes=put.outcomes))
@@ -145,7 +156,12 @@ class PutDesk:
                 outcomes = b""
             else:
                 missing, entries = custody.puts.seal(put, message.sums, custody.now())
-                more = self._visible(put, entries, session, over=not missing)
+                if entries:
+                    self._stored(put, entries)
+                more = self._unfinished(put)
+                if not more:
+                    custody.puts.settle(entries)
+                    self._over(put, session, not missing)
         if put is not None:
             if more:
                 self._end(put, entries, session, over=not missing)
@@ -226,16 +242,6 @@ class PutDesk:
                 entries.append(entry)
         else:
             puts.compare(item, sums)
-
-    def _visible(self, put: OpenPut, entries: list[Entry], session: NodeSession, *, over: bool = True) -> bool:
-        """Under the lock: what was committed can be found. True: it has yet to be finished (`_end`)."""
-        if entries:
-            self._stored(put, entries)
-        if self._unfinished(put):
-            return True
-        self._custody.puts.settle(entries)
-        self._over(put, session, over)
-        return False
 
     def _over(self, put: OpenPut, session: NodeSession, over: bool) -> None:
         if over:
