@@ -150,6 +150,25 @@ def test_puts_go_on_at_the_next_node_and_return_home(here: Rig) -> None:
     until(lambda: client.put("k4", b"4").stored and again.values, "the return to the home node")
 
 
+def test_a_hung_home_is_passed_over_for_nodes_of_the_directory(here: Rig) -> None:
+    (other,) = holders(here, 1, VALUES)
+    home = here.fake("home")
+    client = here.client(home.address, directory=here.directory, timeout_s=60)
+    assert client.put("mine", b"v") is OK
+    home.faults += ["silent"] * 100
+    started = time.monotonic()
+    assert client.get("small") == b"v"
+    assert client.put("k", noise(3 << 20)) is OK
+    assert [client.get("middle") for _ in range(20)] == [VALUES["middle"]] * 20
+    assert client.get("k") == noise(3 << 20)
+    assert time.monotonic() - started < 30
+    assert client.get_into("mine", bytearray(1)).outcome in (Outcome.UNREACHABLE, MISSING)
+    assert len(other.values) == len(VALUES) + 1
+    assert set(client.stat().nodes) == {other.address}
+    home.faults.clear()
+    until(lambda: client.put(f"again{len(home.values)}", b"") is OK and len(home.values) > 1, "the return home")
+
+
 def test_a_draining_node_is_passed_over(here: Rig) -> None:
     home, other = here.node("home"), here.node("other")
     client = here.client([home.address, other.address])

@@ -45,7 +45,7 @@ from anabranch.transfer.live.workers import Workers
 
 THREADS = 8
 """Most threads that help with large transfers of one client; they end by themselves when idle."""
-PUT_WAIT_S = 1.0
+PUT_WAIT_S = 0.75
 """How long a node may wait for room before it answers FULL."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from anabranch.core.authentication import is_local
 from anabranch.core.errors import AccessDenied, ConfigError, Retryable, Unavailable, WireError
@@ -15,6 +15,9 @@ from anabranch.store.values.live.session import Session
 from anabranch.store.values.messages import Welcome
 from anabranch.store.values.scope import Scope
 from anabranch.transfer.live.workers import Workers
+
+DIRECTORY_S = 1.0
+"""How long the directory may think."""
 
 
 class Nodes:
@@ -55,13 +58,40 @@ class Nodes:
         return self.candidates(call)[0]
 
     def candidates(self, call: Call) -> list[LanePool]:
-        """The configured nodes, best first: resting ones last. Raises Unavailable if there are none."""
+        """The configured nodes, best first; those that failed last. If all failed, others that the directory knows come
+        before them. Raises Unavailable if there are none."""
         if not self._order:
             self._discover(call)
         pools = [self.pool(address) for address in self._order]
         self._first = pools[0]
         well = [pool for pool in pools if not self._suspect(pool)]
+        if not well:
+            well = [pool for pool in self.others(call) if not pool.suspect]
+            return well + pools
         return well + [pool for pool in pools if pool not in well] if len(well) < len(pools) else well
+
+    def others(self, call: Call) -> list[LanePool]:
+        """Nodes that take values and are not configured, as the directory has them; the emptiest first."""
+        if self.directory is None:
+            return []
+        try:
+            rows = self.directory.nodes(timeout_s=max(0.05, min(DIRECTORY_S, call.left_s)))
+        except (Retryable, WireError):
+            return []
+        ours = {pool.welcome.node_id for pool in map(self.pool, self._order) if pool.welcome is not None}
+        rows = [
+            row
+            for row in rows
+            if row.accepts and not row.layout and row.node_id not in ours and row.address not in self._order
+        ]
+        rows.sort(key=lambda row: (_distance(row.address), -row.free_bytes))
+        return [self.pool(row.address) for row in rows]
+
+    def everybody(self, call: Call) -> Iterator[LanePool]:
+        """`candidates`, then `others`: who might take a value."""
+        asked = self.candidates(call)
+        yield from asked
+        yield from (pool for pool in self.others(call) if pool not in asked)
 
     def pool(self, address: str) -> LanePool:
         pool = self._pools.get(address)
@@ -99,6 +129,11 @@ class Nodes:
             self.directory.close()
 
     @property
+    def several(self) -> bool:
+        """There may be another node than the first."""
+        return len(self._order) > 1 or self.directory is not None
+
+    @property
     def known(self) -> list[LanePool]:
         return list(self._pools.values())
 
@@ -110,14 +145,14 @@ class Nodes:
         """Whether to ask others first. A node whose rest is over is tried in the background, not by a call."""
         if not pool.suspect:
             return False
-        if not pool.resting and len(self._order) > 1:
+        if not pool.resting and self.several:
             with self._lock:
                 if self._closed or pool.address in self._probing:
                     return True
                 self._probing.add(pool.address)
             if not self._workers.submit(lambda: self._probe(pool)):
                 self._probing.discard(pool.address)
-        return pool.resting or len(self._order) > 1
+        return pool.resting or self.several
 
     def _probe(self, pool: LanePool) -> None:
         try:
@@ -129,7 +164,7 @@ class Nodes:
     def _discover(self, call: Call) -> None:
         if self.directory is None:
             raise ConfigError("the client has no node: give nodes or directory, or set ANABRANCH_STORE")
-        rows = self.directory.nodes(timeout_s=max(0.05, min(1.0, call.left_s)))
+        rows = self.directory.nodes(timeout_s=max(0.05, min(DIRECTORY_S, call.left_s)))
         self._order = sorted((row.address for row in rows if not row.layout and row.accepts), key=_distance)
         if not self._order:
             raise Unavailable("the directory knows no store node that takes values")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.deposit import Deposit, PutOptions
 from anabranch.store.values.live.lanes import LanePool
@@ -15,7 +17,7 @@ from anabranch.store.values.parts import Parts
 from anabranch.store.values.scope import NAME_BYTES
 from anabranch.transfer.live.workers import Workers
 
-PATIENCE_S = 1.5
+PATIENCE_S = 1.0
 """How long a node may be silent beyond what it was told to wait, if there is another one."""
 
 
@@ -27,10 +29,11 @@ class Puts:
         """One for each name."""
         results = [Outcome.UNREACHABLE] * len(values)
         items = list(range(len(values)))
-        candidates = self._nodes.candidates(call)
-        for pool in candidates:
-            hurried = len(candidates) > 1 and not options.durable and options.replicas <= 1
-            call.patience_s = options.wait_s + PATIENCE_S if hurried else float("inf")
+        hurried = self._nodes.several and not options.durable and options.replicas <= 1
+        call.patience_s = options.wait_s + PATIENCE_S if hurried else float("inf")
+        for pool in self._nodes.everybody(call):
+            if options.chain and items[0]:
+                options = msgspec.structs.replace(options, parent=_pick(names, [items[0] - 1]))
             if len(items) == 1 and values[items[0]].size <= INLINE_BYTES:
                 outcome = self._put_one(pool, names, values, items[0], options, call)
                 if outcome is not None:
@@ -62,7 +65,7 @@ class Puts:
             names=names[i * NAME_BYTES : (i + 1) * NAME_BYTES],
             sizes=[values[i].size],
             chain=options.chain,
-            parent=names[(i - 1) * NAME_BYTES : i * NAME_BYTES] if options.chain and i else options.parent,
+            parent=options.parent,
             replicas=options.replicas,
             durable=options.durable,
             wait_s=options.wait_s,

@@ -99,7 +99,10 @@ class Questions:
 
         if self._nodes.directory is None:
             for pool in self._nodes.candidates(call):
-                invalidate(pool)
+                try:
+                    invalidate(pool)
+                except (Retryable, WireError):
+                    places[pool.address] = -1  # the others are told all the same
         else:
             self._nodes.exchange(call, invalidate)
         if silent := sorted(place for place, count in places.items() if count < 0):
@@ -111,7 +114,8 @@ class Questions:
     def stat(self, call: Call) -> tuple[dict[str, Stat], dict[str, str]]:
         stats: dict[str, Stat] = {}
         silent: dict[str, str] = {}
-        for pool in self._nodes.known:
+        pools = {pool.address: pool for pool in [*self._nodes.known, *self._nodes.others(call)]}
+        for pool in pools.values():
             try:
                 stats[pool.address] = ask(pool, StatRequest(), Stat, call)
             except (Retryable, WireError) as error:

@@ -27,8 +27,10 @@ from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.scope import NAME_BYTES
 from anabranch.transfer.live.workers import Workers
 
-PATIENCE_S = 1.5
+PATIENCE_S = 1.25
 """How long a holder may be silent if somebody else may have the value."""
+HUNG_PATIENCE_S = 0.25
+"""The same for the only node there is, after it has failed."""
 MOST_AT_ONCE = 4
 """Nodes that one get reads from at the same time."""
 DRAM = 1
@@ -48,7 +50,7 @@ class Reads:
         batch = _Batch(names, sinks)
         home = candidates[0]
         alone = self._nodes.directory is None and len(candidates) == 1
-        call.patience_s = float("inf") if alone else PATIENCE_S
+        call.patience_s = PATIENCE_S if not alone else HUNG_PATIENCE_S if home.resting else float("inf")
         self._ask(batch, home, range(len(sinks)), call)
         if alone or not (open_items := batch.open_items):
             return batch.results()
@@ -75,7 +77,9 @@ class Reads:
             shares: dict[tuple[str, str], list[int]] = {}
             for item in batch.open_items:
                 holder = self._next_holder(rows.get(item, []), tried[item])
-                if holder is not None:
+                if holder is not None and self._nodes.pool(holder[1]).resting:
+                    batch.record([item], [Got(Outcome.UNREACHABLE)])  # nobody waits for it again so soon
+                elif holder is not None:
                     tried[item].add(holder[0])
                     shares.setdefault(holder, []).append(item)
             if not shares:
