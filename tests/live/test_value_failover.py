@@ -227,6 +227,18 @@ def test_a_node_of_another_store_is_no_holder(here: Rig) -> None:
         client.get("k")
 
 
+def test_a_stranger_that_the_directory_names_is_passed_over(here: Rig) -> None:
+    here.start_directory()
+    good, bad = here.fake("good"), here.fake("bad", salt=b"other")
+    fill(here, good, VALUES)
+    bad.values.update(good.values)
+    here.announce(good)
+    here.announce(bad)
+    client = here.client(here.fake("home").address, directory=here.directory)
+    for key, value in VALUES.items():
+        assert client.get(key) == value
+
+
 @pytest.mark.parametrize("size", [300_000, 9 << 20])
 def test_transfers_survive_cut_connections(here: Rig, size: int) -> None:
     node = here.node(lease_s=2.0)  # what came inline is held until the lane's next message, or so long

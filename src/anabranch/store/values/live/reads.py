@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from anabranch.core.errors import Retryable, WireError
+from anabranch.core.errors import AccessDenied, Retryable, WireError
 from anabranch.store.shards import Whereabouts
 from anabranch.store.values.got import Got
 from anabranch.store.values.live.call import Call
@@ -119,7 +119,12 @@ class Reads:
                     pool, share = waiting.popleft()
                 except IndexError:
                     return
-                self._ask(batch, pool, share, call)
+                try:
+                    self._ask(batch, pool, share, call)
+                except AccessDenied:
+                    # One node with other secrets must not keep a client from all the others.
+                    pool.failed()
+                    batch.record(share, [Got(Outcome.UNREACHABLE)] * len(share))
 
         with Party(self._workers, min(len(shares), MOST_AT_ONCE) - 1, work):
             try:
