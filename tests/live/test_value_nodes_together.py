@@ -126,6 +126,20 @@ def test_remove_reaches_every_node(store: Store) -> None:
     assert [store.here(i, names) for i in range(3)] == [0, 0, 0]
 
 
+def test_a_removal_reaches_copies_that_nobody_has_heard_of(store: Store) -> None:
+    """A copy is announced some milliseconds after it was made; a removal may be faster."""
+    first, second, third = (store.add() for _ in range(3))
+    for i in range(30):
+        one = name()
+        assert first.put([one], [bytes(10_000)], replicas=2) == [OK]
+        if i % 2:
+            third.ask(Prefetch(op=1, names=one))
+        assert first.ask(Remove(op=1, names=one)).outcomes == bytes([OK])
+        assert [caller.get([one]) for caller in (first, second)] == [[MISSING], [MISSING]]
+        until(lambda: store.rigs[2].census()["imports"] == 0, "the import ends")
+        assert third.get([one]) == [MISSING]
+
+
 def test_invalidate_reaches_every_node(store: Store) -> None:
     callers = [store.add(replicas=2) for _ in range(2)]
     names = [name() for _ in range(10)]

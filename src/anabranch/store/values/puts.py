@@ -267,7 +267,10 @@ class Puts:
 
     def refuse(self, item: Item, outcome: Outcome) -> None:
         """Give an inline item up."""
-        self._refuse(item, outcome)
+        if item.outcome is SEND:
+            self._refuse(item, outcome)
+        else:
+            item.outcome = outcome
 
     def end_session(self, session: object) -> None:
         for put in [put for put in self._open.values() if put.session is session]:

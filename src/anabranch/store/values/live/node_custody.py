@@ -21,13 +21,16 @@ from anabranch.store.values.scope import NAME_BYTES, SCOPE_BYTES
 from anabranch.store.values.shelf import Shelf
 
 MAX_WAIT_S = 60.0
+BAR_S = 3.0
+"""How long an invalidation may take until all nodes have heard of it; else it is not confirmed."""
 
 
 class NodeSession:
-    """All lanes of one caller. `scope`: the one of its Hello. `peer`: it is another node."""
+    """All lanes of one caller. `scope`: the one of its Hello. `peer`: the name of the node that it
+    is, empty for others."""
 
     def __init__(
-        self, session: tuple[bytes, bytes, bool], caller: Caller, scope: ScopeState, *, peer: bool = False
+        self, session: tuple[bytes, bytes, bool], caller: Caller, scope: ScopeState, *, peer: str = ""
     ) -> None:
         self.id = session
         self.caller = caller
@@ -54,6 +57,22 @@ class Custody:
         self.to_verify = self.verified = 0
         """Values that the last Verify reads, and how many it has read."""
         self._noted = 0
+        self._bars: list[tuple[str, str | None, float]] = []
+
+    def bar(self, tenant: str, epoch: str | None) -> float:
+        """Under the lock: for a while, take no copies of these scopes from other nodes, which may not have heard of an
+        invalidation yet. Returns when it ends."""
+        end = self.now() + BAR_S
+        self._bars = [*(one for one in self._bars if one[2] > self.now()), (tenant, epoch, end)]
+        return end
+
+    def barred(self, state: ScopeState) -> bool:
+        """Under the lock."""
+        scope, now = state.scope, self.now()
+        return any(
+            end > now and (scope is None or (tenant == scope.tenant and epoch in (None, scope.epoch)))
+            for tenant, epoch, end in self._bars
+        )
 
     def now(self) -> float:
         return time.monotonic()

@@ -173,7 +173,7 @@ class Door:
             session = self._sessions.get(key)
             if session is None:
                 session = self._sessions[key] = NodeSession(
-                    key, caller, scope, peer=caller.trusted and hello.name.startswith(PEER_PREFIX)
+                    key, caller, scope, peer=hello.name if caller.trusted and hello.name.startswith(PEER_PREFIX) else ""
                 )
             session.lanes.add(lane)
         return session

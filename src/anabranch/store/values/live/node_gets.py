@@ -45,10 +45,14 @@ class _Answer:
 
 class GetDesk:
     """`load` brings values that are not in DRAM there (None: there is nothing else); it is called outside the lock.
-    `used` is called under it with entries that were read."""
+    `used` is called under it with who read which entries."""
 
     def __init__(
-        self, custody: Custody, faults: Faults, load: Load | None, used: Callable[[list[Entry]], None]
+        self,
+        custody: Custody,
+        faults: Faults,
+        load: Load | None,
+        used: Callable[[NodeSession, list[Entry]], None],
     ) -> None:
         self._custody = custody
         self._faults = faults
@@ -210,7 +214,7 @@ class GetDesk:
         total = sum(sizes)
         for entry in entries:
             shelf.touch(entry)
-        self._used(entries)
+        self._used(session, entries)
         self._count(session, outcomes, tiers, sizes)
         lease: Lease | None = None
         data: list[bytes] = []

@@ -14,12 +14,13 @@ from anabranch.policy.placement import choose
 from anabranch.store.messages import NodeRow, Repair
 from anabranch.store.values.config import StoreConfig, WriteConfig
 from anabranch.store.values.entries import Entry, ScopeState
+from anabranch.store.values.live.node_copies import Copies
 from anabranch.store.values.live.node_custody import Custody, NodeSession, split_names
 from anabranch.store.values.live.node_directory import NodeDirectory, candidates
 from anabranch.store.values.live.node_drain import NodeDrain
 from anabranch.store.values.live.node_imports import Imports
 from anabranch.store.values.live.node_lane import NodeLane
-from anabranch.store.values.live.node_lanes import NodeLanes
+from anabranch.store.values.live.node_lanes import PEER_PREFIX, NodeLanes
 from anabranch.store.values.live.node_pool import Work, WorkPool
 from anabranch.store.values.live.node_tiers import NodeTiers
 from anabranch.store.values.messages import Done, Drain, Invalidate, Prefetch, Remove
@@ -60,6 +61,7 @@ class NodePeers:
         self._repairs = 0
         self.directory = NodeDirectory(node_id, config, writes, custody, tiers, access, tls)
         self._imports = Imports(custody, self._lanes)
+        self._copies = Copies()
         self._drain = NodeDrain(
             node_id,
             custody,
@@ -88,6 +90,12 @@ class NodePeers:
                 self._custody.shelf.wanted[entry.name] = put.replicas
         self._tiers.stored(entries)
         self.directory.changed()
+
+    def used(self, session: NodeSession, entries: list[Entry]) -> None:
+        """Under the lock: these were read, perhaps by another node."""
+        if session.peer:
+            self._copies.gave([entry.name for entry in entries], session.peer, self._custody.now())
+        self._tiers.used(entries)
 
     def unfinished(self, put: Put) -> bool:
         """It is not over when its values are in this node's DRAM."""
@@ -151,7 +159,10 @@ class NodePeers:
             if scope is None:
                 continue
             outcomes = self._lanes.push(address, scope, mine, self._custody.memory.data, PUSH_S, traffic)
-            arrived += [name for name, outcome in outcomes.items() if outcome.stored]
+            there = [name for name, outcome in outcomes.items() if outcome.stored]
+            with self._custody.lock:
+                self._copies.gave(there, address, self._custody.now())
+            arrived += there
             # What was removed here meanwhile was perhaps removed there before it came.
             gone = b"".join([entry.name for entry in mine if not entry.live])
             if gone:
@@ -215,12 +226,34 @@ class NodePeers:
         scope = session.scope.scope
         self._imports.cancel(names)
         outcomes = bytearray(calls.remove(session, names))
+        if scope is not None:
+            self._remove_copies(scope, names, outcomes)
         if message.everywhere and scope is not None and not self.directory.alone:
             for i, outcome in self._remove_elsewhere(scope, message.names).items():
                 if outcome is Outcome.UNREACHABLE or outcomes[i] == Outcome.MISSING:
                     outcomes[i] = outcome
         self.directory.changed()
         lane.send(Done(op=message.op, outcomes=bytes(outcomes)))
+
+    def _remove_copies(self, scope: Scope, names: list[bytes], outcomes: bytearray) -> None:
+        """From nodes that got a copy here so lately that nobody else may know of it."""
+        with self._custody.lock:
+            copies = self._copies.take(names)
+        if not copies:
+            return
+        try:
+            addresses = {PEER_PREFIX + row.node_id: row.address for row in self.directory.others()}
+        except AnabranchError:
+            addresses = {}
+        gone: set[bytes] = set()
+        for to, mine in copies.items():
+            address = addresses.get(to, "" if to.startswith(PEER_PREFIX) else to)
+            results = self._ask_remove(address, scope, b"".join(mine)) if address else [Outcome.UNREACHABLE]
+            if Outcome.UNREACHABLE in results:
+                gone.update(mine)
+        for i, name in enumerate(names):
+            if name in gone:
+                outcomes[i] = Outcome.UNREACHABLE
 
     def _remove_elsewhere(self, scope: Scope, names: bytes) -> dict[int, Outcome]:
         count = len(names) // NAME_BYTES
@@ -268,12 +301,16 @@ class NodePeers:
                 # Perhaps other tiers have values of it that this process has not heard of.
                 self._tiers.open_scope(Scope(tenant, session.scope.scope.namespace, message.epoch))
             states = self._custody.shelf.scopes.of(tenant, message.epoch)
+            barred_until = self._custody.bar(tenant, message.epoch)
         gone = self._tiers.invalidate(states)
         if message.epoch is None and self._tiers.keys is not None:
             gone["keys"] = self._tiers.keys.renew(tenant, [state.digest for state in states])
         places = {f"{self._node_id}/{tier}": count for tier, count in gone.items()}
         if message.everywhere:
             places.update(self._invalidate_elsewhere(tenant, message.epoch))
+            if self._custody.now() > barred_until:
+                # It took so long that the first may have taken copies from the last again.
+                places.update((place, -1) for place in places if place.startswith(f"{self._node_id}/"))
         self.directory.changed()
         lane.send(Done(op=message.op, places=places))
 
@@ -310,7 +347,9 @@ class NodePeers:
 
     def _import(self, state: ScopeState, names: list[bytes]) -> dict[bytes, Outcome]:
         found = self.directory.where(b"".join(names))
-        if found is None or state.scope is None:
+        with self._custody.lock:
+            barred = self._custody.barred(state)
+        if found is None or state.scope is None or barred:
             return {}
         sources: dict[str, list[bytes]] = defaultdict(list)
         outcomes: dict[bytes, Outcome] = {}
@@ -355,7 +394,7 @@ class NodePeers:
 
 
 def _of_peer(put: Put) -> bool:
-    return isinstance(put.session, NodeSession) and put.session.peer
+    return isinstance(put.session, NodeSession) and bool(put.session.peer)
 
 
 def _by_scope(entries: Sequence[Entry]) -> dict[ScopeState, list[Entry]]:

@@ -129,7 +129,7 @@ class ValueNode:
             node_id, config, writes or WriteConfig(), self.custody, self._tiers, access, tls, self._links
         )
         self._adopt(found)
-        self._gets = GetDesk(self.custody, faults, self._tiers.load if self._tiers.there else None, self._tiers.used)
+        self._gets = GetDesk(self.custody, faults, self._tiers.load if self._tiers.there else None, self._peers.used)
         self._puts = PutDesk(self.custody, faults, self._peers.unfinished, self._peers.finish, self._peers.stored)
         if self._tiers.there:
             self.custody.puts.below = self._tiers.locate
