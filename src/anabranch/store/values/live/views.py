@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
+from typing import overload
 
 from anabranch.core.errors import StaleLease
 from anabranch.store.values.got import Got
@@ -73,7 +74,7 @@ class Views(Sequence[memoryview | None]):
         self._over = True
         for view in self._views:
             if view is not None:
-                # Someone who still has a view of the view keeps it: it is only as good as their copy of it.
+                # A view that the caller made of this view stays; what it shows is no longer promised.
                 with contextlib.suppress(BufferError):
                     view.release()
         self._give_back()
@@ -89,14 +90,18 @@ class Views(Sequence[memoryview | None]):
     def __len__(self) -> int:
         return len(self._views)
 
-    def __getitem__(self, i):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, i: int) -> memoryview | None: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[memoryview | None]: ...
+    def __getitem__(self, i: int | slice) -> memoryview | list[memoryview | None] | None:
         if isinstance(i, slice):
             return [self[at] for at in range(*i.indices(len(self._views)))]
         view = self._views[i]
         if self._over:
             raise StaleLease("the views were given back")
         if view is not None and i % len(self._views) not in self._copied and self.left_s < GRACE_S:
-            raise StaleLease(f"the lease ended {-self.left_s:.1f} s ago; renew it in time")
+            raise StaleLease("the lease has ended, or is about to; renew it in time, or acquire the values again")
         return view
 
     def __iter__(self) -> Iterator[memoryview | None]:
