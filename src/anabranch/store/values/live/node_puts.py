@@ -169,6 +169,12 @@ class PutDesk:
         # No such put: it was given up, and everything of it is stale.
         lane.send(Stored(op=message.op, outcomes=outcomes, missing=missing))
 
+    def _refuse_barred(self, put: OpenPut) -> None:
+        """Under the lock: a node that has not heard of an invalidation yet sends what must be gone."""
+        for item in put.items:
+            if self._custody.barred(item.scope):
+                self._custody.puts.refuse(item, Outcome.STALE)
+
     def abandon(self, session: NodeSession, message: Abandon) -> None:
         with self._custody.lock:
             put = self._custody.puts.get(session, message.put)
@@ -198,6 +204,8 @@ class PutDesk:
                 durable=offer.durable,
                 replicas=offer.replicas,
             )
+            if session.peer:
+                self._refuse_barred(put)
         while put.unfinished:
             time.sleep(0)  # others first
             with custody.lock:

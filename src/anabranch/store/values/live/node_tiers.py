@@ -248,18 +248,7 @@ class NodeTiers:
         """Tier → how many values went, -1 where it could not be made sure. When this returns, nobody finds them."""
         custody = self._custody
         digests = [state.digest for state in states]
-        places: dict[str, int] = {}
-        with custody.lock:
-            places["dram"] = sum(custody.shelf.scopes.invalidate(state) for state in states)
-            generation = custody.shelf.generation
-        # Not under the lock: it waits for the disk. Nothing is found any more, and what a crash now would bring back
-        # nobody was told to be gone.
-        self._scopes.invalidated(digests, generation)
-        left = 1
-        while left:
-            with custody.lock:
-                left = custody.shelf.drain_reclaim(256)
-                custody.notice()
+        places = {"dram": self._drop(states, digests)}
         dead = set(states)
         with custody.lock:
             sure = self._appends.wait(lambda entry: entry.scope in dead, REMOVE_S)
@@ -270,7 +259,26 @@ class NodeTiers:
                 except (OSError, AnabranchError):
                     gone = -1
                 places[name] = gone if sure else -1
+        if self.there:
+            # What was loaded meanwhile came from a tier that still had it.
+            self._drop(states, digests)
         return places
+
+    def _drop(self, states: list[ScopeState], digests: list[bytes]) -> int:
+        """From DRAM; how many there were."""
+        custody = self._custody
+        with custody.lock:
+            gone = sum(custody.shelf.scopes.invalidate(state) for state in states)
+            generation = custody.shelf.generation
+        # Not under the lock: it waits for the disk. Nothing is found any more, and what a crash now would bring back
+        # nobody was told to be gone.
+        self._scopes.invalidated(digests, generation)
+        left = 1
+        while left:
+            with custody.lock:
+                left = custody.shelf.drain_reclaim(256)
+                custody.notice()
+        return gone
 
     # --- oversight ------------------------------------------------------------------------------------------------
 

@@ -332,6 +332,7 @@ class ValueLog:
             for item in items:
                 self._index.drop(item)
                 segments.add(item.segment)
+            self._evicted += [item.record.name for item in items]
             cancelled = [j for j in self._pending.values() if j.record.scope in gone and not j.cancelled]
             for job in cancelled:
                 job.cancelled = True
