@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from anabranch.core.errors import InvariantBroken, WireError
+from anabranch.paging.extents import Extents
 from anabranch.policy.eviction.lru import Lru
+from anabranch.store.values.contracts import Record
 from anabranch.store.values.entries import Entry, ScopeState
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.pins import Pins
@@ -321,3 +323,18 @@ def test_a_name_of_an_invalidated_scope_is_free_again_at_once() -> None:
     rig.shelf.drain_reclaim(100)
     assert list(other.entries) == [name(1)]
     assert rig.shelf.used_bytes == PAGE
+
+
+def test_adopted_chains_are_evicted_from_their_end() -> None:
+    before = Rig()
+    for i in range(16):
+        before.put(i, parent=name(i - 1) if i else b"")
+    found = [(Record(e.name, e.scope.digest, e.size, e.sums, e.parent), e.offset) for e in before.shelf.entries()]
+    extents, kept = Extents.around(16 * PAGE, [(offset, record.size) for record, offset in found])
+    assert all(kept)
+    shelf = Shelf(16 * PAGE, Lru(), max_entries=100, extents=extents)
+    shelf.adopted([shelf.adopt(record, offset) for record, offset in found])
+    assert (shelf.used_bytes, shelf.held_bytes, shelf.reserved_bytes) == (16 * PAGE, 0, 0)
+    puts, scope = Puts(shelf), shelf.scopes.open(Scope("t"))
+    assert puts.begin(None, scope, name(100), [4 * PAGE]).outcomes == bytes([SEND])
+    assert [i for i in range(16) if name(i) in scope.entries] == list(range(12))

@@ -47,10 +47,14 @@ class EvictionOrder:
             # Its parent must not go before it; and a quota looks for values that are listed.
             self._list(entry)
         elif not entry.fresh:
-            entry.fresh = entry.uses + 1
-            self._fresh.append(entry)
+            self.defer(entry)
             if len(self._fresh) > FRESH_REMEMBERED:
                 self.list_fresh(2)
+
+    def defer(self, entry: Entry) -> None:
+        """List an unused value later; children are deferred before their parents."""
+        entry.fresh = entry.uses + 1
+        self._fresh.append(entry)
 
     def list_fresh(self, count: int) -> None:
         """List up to `count` values that are new, those that were read meanwhile last."""

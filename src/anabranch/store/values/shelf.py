@@ -73,12 +73,12 @@ class Shelf:
         """The last `reserve` found no room yet, and more calls will find some."""
         self.room_made = 0
         """Grows whenever something in the way of a put went."""
-        self._extents = extents or Extents(arena_bytes)
+        self._extents = Extents(arena_bytes) if extents is None else extents
         self._large = EvictionOrder(policy)
         self._small = EvictionOrder(small_policy) if small_policy is not None else self._large
         self._small_below = small_bytes
         self._small_bytes = 0
-        self._mirror = mirror or NoMirror()
+        self._mirror = NoMirror() if mirror is None else mirror
         self._max_entries = max_entries
         self._slots: list[Entry | None] = []
         self._free_slots: list[int] = []
@@ -333,6 +333,17 @@ class Shelf:
         scope.tenant.used_bytes += length
         return self.commit(scope, record.name, record.size, record.sums, record.parent, start)
 
+    def adopted(self, entries: list[Entry]) -> None:
+        """End the references of adopted values, which come in the order in which they were made. Eviction hears of them
+        later: a node shall be back soon."""
+        for entry in reversed(entries):
+            entry.refs = 0
+            self._held_bytes -= rounded(entry.size)
+            if entry.scope.tenant.quota_bytes:
+                self._order(entry).release(entry)
+            else:
+                self._order(entry).defer(entry)
+
     def give_up(self, start: int, size: int) -> None:
         """An extent that the arena was made around is not wanted."""
         self._extents.give(start, size)
@@ -375,7 +386,7 @@ class Shelf:
 
     def entries(self) -> list[Entry]:
         """All values that can be found."""
-        return [entry for entry in self._slots if entry is not None and entry.live]
+        return [entry for state in self.scopes.states() for entry in state.entries.values()]
 
     def _unname(self, entry: Entry) -> None:
         scope = entry.scope

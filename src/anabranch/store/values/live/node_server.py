@@ -280,14 +280,13 @@ class ValueNode:
         for scope in self._scopes.scopes:
             shelf.scopes.open(scope).filed = True
         adopted = []
-        for one in found:
+        for one in sorted(found, key=lambda one: one.generation):
             record = one.record
             if one.generation <= self._scopes.dead.get(record.scope, 0):
                 shelf.give_up(one.offset, record.size)
                 continue
             adopted.append(shelf.adopt(record, one.offset))
-        for entry in reversed(adopted):
-            shelf.release(entry)
+        shelf.adopted(adopted)
         shelf.counters["adopted"] = len(adopted)
 
     def _make_handlers(self) -> dict[type, Callable[[NodeLane, NodeSession, Any], Any]]:
