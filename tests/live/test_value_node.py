@@ -395,6 +395,24 @@ def test_killed_and_started_again_it_has_what_it_had(start: Start) -> None:
     caller.close()
 
 
+def test_a_full_arena_is_full_after_a_restart_too(start: Start) -> None:
+    rig = start(16 * MIB)
+    caller = Caller(rig.node.address)
+    names, values = [name() for _ in range(4)], [os.urandom(4 * MIB) for _ in range(4)]
+    assert caller.put_large(names, values) == [OK] * 4
+    assert rig.census()["free_bytes"] == 0
+    caller.close()
+    rig.node.stop(keep=True)
+    rig.again()
+    caller = Caller(rig.node.address)
+    assert rig.census()["free_bytes"] == 0
+    assert caller.put([name()], [os.urandom(MIB)]) == [OK]
+    got = [caller.get_large(one) for one in names]
+    assert sorted(one == MISSING for one in got) == [False, False, False, True]
+    assert all(one in (value, MISSING) for one, value in zip(got, values, strict=True))
+    caller.close()
+
+
 def test_counts_add_up(rig: NodeRig, caller: Caller) -> None:
     one = name()
     caller.put([one, one, name()], [b"a", b"b", b"c"])
