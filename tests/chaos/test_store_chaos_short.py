@@ -27,14 +27,13 @@ BLOWS = [
 
 def test_blows_to_every_kind_of_process_cost_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_campaign, "random_blows", lambda victims, count, seed: BLOWS)
-    report = run_store_campaign(StorePlan(seed=11, blows=len(BLOWS), rig=SMALL, pause_s=0.1), tmp_path)
+    report = run_store_campaign(StorePlan(seed=11, blows=len(BLOWS), rig=SMALL, pause_s=0.1, repair=False), tmp_path)
     assert report.problems == []
     assert report.leaked == {}
     assert report.wrong == report.total("stale") == 0
     assert len(report.recoveries()) == len(BLOWS)
     asked, found = report.durable
     assert found >= 0.99 * asked > 5
-    assert report.repaired[0] == report.repaired[1] > 50
     assert report.total("ok") > 100
 
 

@@ -32,9 +32,10 @@ class Audit:
         self._traffic = traffic
         self._stored = stored
 
-    def run(self) -> None:
+    def run(self, *, repair: bool = True) -> None:
         self._rest()
-        self._repair()
+        if repair:
+            self._repair()
         self._scan([key_of(pool, number) for pool in POOLS for number in range(self._traffic.keys)])
         for name in self._rig.names("node"):
             self._rig.victims[name].strike(signal.SIGKILL)

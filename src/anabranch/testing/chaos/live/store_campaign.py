@@ -23,12 +23,13 @@ QUIET_S = 30.0
 
 
 class StorePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`pause_s`: mean, between blows."""
+    """`pause_s`: mean, between blows. `repair`: lose a node for good at the end."""
 
     seed: int
     blows: int
     rig: RigConfig = RigConfig()
     pause_s: float = 0.3
+    repair: bool = True
 
 
 class Blow(msgspec.Struct, frozen=True):
@@ -178,7 +179,7 @@ def run_store_campaign(
             report.interrupted = True
         rig.stop_callers()
         rig.wait_ready()
-        Audit(rig, report, plan.rig.traffic, watch.stored).run()
+        Audit(rig, report, plan.rig.traffic, watch.stored).run(repair=plan.repair)
     except Unavailable as error:
         report.problems.append(str(error))
     finally:
