@@ -271,7 +271,7 @@ def cross_check(driver: str, stores: list[Store]) -> None:
     subprocess.run(
         [sys.executable, driver, "run", "--backend", backend, "--no-start", "--master", ours.master, "--reps", "1",
          "--keys", "0", "--iters", "60", "--single-bytes", "256M", "--batch-bytes", "1G", "--batch-iters", "4",
-         "--no-prefault"],
+         "--no-prefault", "--batch-sizes", "64K,1M,4M"],
         check=False,
     )  # fmt: skip
 
@@ -285,6 +285,8 @@ def show(found: list[Point]) -> None:
     print("| point | unit | " + " | ".join(stores) + " | ratio | wanted | |")
     print("|---|---|" + "---:|" * len(stores) + "---:|---:|---|")
     for point in found:
+        if not point.figures:
+            continue
         cells = " | ".join(f"{point.figures[store]:,.4g}" if store in point.figures else "" for store in stores)
         sign, verdict = (
             "≤" if point.at_most else "≥",
