@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 
 from anabranch.core.errors import AnabranchError, Unavailable
+from anabranch.core.live.buffers import address_of
 from anabranch.store.values.contracts import Place
 from anabranch.store.values.got import Got
 from anabranch.store.values.live.index import SharedIndexReader
@@ -30,24 +31,6 @@ UNLOCKED_BYTES = 64 << 10
 """A copy of at least so many bytes lets other threads run meanwhile."""
 TETHER_S = 1.0
 TIER = "dram"
-
-
-class _Buffer(ctypes.Structure):
-    """Py_buffer, as far as its address."""
-
-    _fields_ = [
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.c_void_p),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    ]
 
 
 class LocalMemory:
@@ -69,7 +52,7 @@ class LocalMemory:
         self._scope = scope
         self._arena: memoryview | None = memoryview(arena)
         self._size = len(arena)
-        self._base = _address(arena)
+        self._base = address_of(arena)
 
     @classmethod
     def attach(cls, welcome: Welcome, session: Session, scope: bytes, recency: Recency) -> LocalMemory | None:
@@ -164,12 +147,3 @@ def _map(path: str, inode: int) -> mmap.mmap:
         return mmap.mmap(fd, about.st_size, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
-
-
-def _address(arena: mmap.mmap) -> int:
-    """Where the mapping is; it stays there until it is closed."""
-    buffer = _Buffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(arena), ctypes.byref(buffer), 0)
-    address = buffer.buf or 0
-    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
-    return int(address)

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
 from collections.abc import Sequence
 
 from anabranch.core.faults import Faults
+from anabranch.core.live.buffers import address_of
 from anabranch.store.values.log_format import PAGE
 
 MAX_IO_BYTES = 16 << 20
 MAX_BUFFERS = 512
 
 
-class _PyBuffer(ctypes.Structure):
-    _fields_ = [
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.py_object),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    ]
-
-
 def is_aligned(view: memoryview) -> bool:
     """The buffer begins at a page (read-only ones too, which ctypes' from_buffer refuses)."""
-    raw = _PyBuffer()
-    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(raw), 0)
-    try:
-        return (raw.buf or 0) % PAGE == 0
-    finally:
-        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(raw))
+    return address_of(view) % PAGE == 0
 
 
 def aligned_buffer(size: int) -> memoryview:
