@@ -25,8 +25,8 @@ class _Buffer(ctypes.Structure):
 
 
 def address_of(buffer: Any) -> int:
-    """Address of the first byte, also of a read-only buffer (which ctypes' from_buffer refuses). It holds as long as the
-    caller keeps the buffer."""
+    """Address of the first byte, also of a read-only buffer (which ctypes' from_buffer refuses). It holds as long as
+    the caller keeps the buffer."""
     raw = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(raw), 0)
     try:
