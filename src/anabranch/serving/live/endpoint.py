@@ -6,7 +6,7 @@ Foreign exceptions end here: a server that is not there is Unavailable with the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
@@ -84,7 +84,7 @@ class Endpoint:
             async with self._client.stream("POST", path, json=request) as response:
                 if response.status_code != 200:
                     self._check(response.status_code, await response.aread(), response.headers)
-                async for line in response.aiter_lines():
+                async for line in lines(response):
                     text = stream.feed(line, time.monotonic())
                     if text and on_text is not None:
                         on_text(text)
@@ -109,6 +109,18 @@ class Endpoint:
         if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError):
             return Unavailable(f"{self.url} closed the connection in the middle of an answer")
         return Unavailable(f"no endpoint answers at {self.url}; start one with `anabranch up`, or give its --url")
+
+
+async def lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Lines of an event stream. Not `aiter_lines`: that also cuts at characters that an answer may contain (U+0085,
+    U+2028)."""
+    rest = b""
+    async for data in response.aiter_bytes():
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            yield line.removesuffix(b"\r").decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
 
 
 def _size(card: Mapping[str, Any], *fields: str) -> int | None:
