@@ -46,7 +46,7 @@ def main() -> int:
                 target = targets.pids[name]
                 results[name] = run(name, fuzz, targets.addresses[name], target, secret, int(frames * share), args.seed)
             tails = {name: targets.log(name) for name in results}
-            broken = [f"{name}: {count} tracebacks" for name in results if (count := targets.tracebacks(name))]
+            broken = [f"{name}: unexpected: {text}" for name in results for text in targets.tracebacks(name)[:3]]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for name, result in results.items():

@@ -25,7 +25,7 @@ def test_a_node_and_a_directory_survive_hostile_frames(tmp_path: Path) -> None:
         for name, fuzz, frames in (("node", fuzz_node, 3000), ("directory", fuzz_directory, 2000)):
             result = fuzz(targets.addresses[name], targets.pids[name], secret, frames=frames, seed=7)
             assert result.problems == [], targets.log(name)
-            assert targets.tracebacks(name) == 0, targets.log(name)
+            assert targets.tracebacks(name) == []
             assert result.grown_bytes <= GROWTH_LIMIT
             assert result.report.total >= frames
             assert result.report.answered > 1000

@@ -15,6 +15,7 @@ from anabranch.testing.live.store_fuzz import Secrets
 
 READY_S = 30.0
 LOG_LINES = 20
+TRACEBACK_LINES = 40
 
 
 class Targets:
@@ -44,9 +45,10 @@ class Targets:
         """The last lines that a target wrote."""
         return "\n".join((self._folder / f"{name}.log").read_text(errors="replace").splitlines()[-LOG_LINES:])
 
-    def tracebacks(self, name: str) -> int:
+    def tracebacks(self, name: str) -> list[str]:
         """Exceptions that nobody expected."""
-        return (self._folder / f"{name}.log").read_text(errors="replace").count("Traceback (most recent call last)")
+        parts = (self._folder / f"{name}.log").read_text(errors="replace").split("Traceback (most recent call last)")
+        return ["\n".join(part.splitlines()[:TRACEBACK_LINES]) for part in parts[1:]]
 
     def __enter__(self) -> Targets:
         try:
