@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 MAX_LANES = 1024
 TICK_S = 0.05
 FRAME_BYTES = 16 << 20
-CONTEXT_VALUES = 128.0
+CONTEXT_VALUES = 4096.0
 """Depth in its chain at which a value is worth twice as much as the first (`policy.eviction.cost`)."""
 LARGE_VALUE_BYTES, SMALL_VALUE_BYTES = 512 << 10, 16 << 10
 """What eviction's statistics take a value for, to know how many there are."""
