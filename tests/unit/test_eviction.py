@@ -11,7 +11,7 @@ from anabranch.paging.pool import SlotPool
 from anabranch.policy.eviction.choice import EVICTION_NAMES, EvictionName, eviction_policy
 from anabranch.policy.eviction.contract import Block
 from anabranch.policy.eviction.cost import KEYS_REMEMBERED, CostAware
-from anabranch.policy.eviction.duel import FORGOTTEN_AFTER, Duel
+from anabranch.policy.eviction.duel import FORGOTTEN_AFTER, SLOTS_AT_MOST, Duel
 from anabranch.policy.eviction.lru import Lru
 from anabranch.policy.eviction.prompts import OPEN, Prompt, Prompts
 from anabranch.policy.eviction.reuse import BUCKETS, KINDS, ReuseStatistics, age_bucket, kind_of, traits_of
@@ -279,7 +279,7 @@ def test_the_duel_draws_a_bounded_share() -> None:
     for slots in (1, 100, 5000, 1 << 24):
         duel = Duel(slots)
         drawn = sum(duel.drawn(key) for key in chain("x", 4000))
-        assert duel.slots <= max(2048, 1)
+        assert duel.slots <= SLOTS_AT_MOST
         assert drawn == pytest.approx(4000 * duel.slots / slots, rel=0.3, abs=20)
 
 

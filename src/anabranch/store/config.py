@@ -29,7 +29,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     recompute_context_tokens: Annotated[
         int,
         Meta(gt=0, description="`cost`: depth at which a block is worth twice as much as an equal one at the start."),
-    ] = 1048576
+    ] = 4194304
 
 
 class DirectoryConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from zlib import crc32
 
 LOOKED_AT = 32
 SHARE = 8
-SLOTS_AT_LEAST, SLOTS_AT_MOST = 256, 2048
+SLOTS_AT_LEAST, SLOTS_AT_MOST = 256, 1024
 MARGIN = 0.02  # hits per slot by which worth must lead: a tie is LRU's
 FORGOTTEN_AFTER = 20  # blocks asked for, per slot: the weight of hits falls to 1/e
 Worths = Sequence[Sequence[float]]

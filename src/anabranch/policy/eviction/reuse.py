@@ -101,14 +101,17 @@ class ReuseStatistics:
         """For each kind and bucket: hits, and how many blocks lived through the bucket (half of one in which it
         was lost)."""
         left = {kind: list(row) for kind, row in self._lost.items()}
+        last = BUCKETS - 1
         for kind, age in waiting:
-            self._row(left, kind)[age_bucket(age)] += 1
+            bucket = (age * age).bit_length()
+            row = left.get(kind) or self._row(left, kind)
+            row[bucket if bucket < last else last] += 1
         none = [0.0] * BUCKETS
         counts: _Counts = {}
         for kind in sorted(left.keys() | self._hits.keys()):
             hits, lost = self._hits.get(kind, none), left.get(kind, none)
             alive, exposed = 0.0, [0.0] * BUCKETS
-            for bucket in range(BUCKETS - 1, -1, -1):
+            for bucket in range(last, -1, -1):
                 alive += hits[bucket] + lost[bucket]
                 exposed[bucket] = alive - lost[bucket] / 2
             counts[kind] = hits, exposed
