@@ -101,14 +101,38 @@ def test_soft_pins_yield_when_nothing_else_can_go() -> None:
     assert pool.match(chain("pinned", 10)) == []
 
 
-def test_what_is_remembered_of_evicted_blocks_is_bounded() -> None:
+def test_cost_aware_begins_as_lru() -> None:
+    """While nothing came back, the victims are LRU's."""
+
+    def victims(name: EvictionName) -> list[bytes]:
+        pool = pool_of(name, 60)
+        for number in range(12):
+            request(pool, chain(f"p{number}", 10))
+        return [evicted.key for evicted in pool.drain_evicted()]
+
+    assert victims("cost") == victims("lru") != []
+
+
+def test_cost_aware_evicts_a_prefix_from_its_end_and_only_while_it_is_worth_least() -> None:
+    """Blocks that returned often share a prefix with blocks that never did: the end goes, the shared part stays."""
+    pool = pool_of("cost", 200)
+    for number in range(400):
+        request(pool, [*chain("shared", 20), *chain(f"own{number}", 30)])
+        request(pool, chain(f"once{number}", 60))
+        if number > 100:
+            assert len(pool.match(chain("shared", 20))) == 20
+    pool.check()
+
+
+def test_what_is_remembered_is_bounded() -> None:
     cost, s3fifo = CostAware(20, 64.0), S3Fifo(20)
     for policy in (cost, s3fifo):
         pool = SlotPool(20, policy)
-        for number in range(200):
-            request(pool, chain(f"p{number}", 10))
+        for number in range(400):
+            request(pool, chain(f"p{number if number % 3 else 0}", 10))
     assert len(cost._remembered) == 20 * KEYS_REMEMBERED
-    assert len(s3fifo._ghosts) == 20
+    assert len(cost._waiting) <= 20 * (1 + KEYS_REMEMBERED)
+    assert 15 <= len(s3fifo._ghosts) <= 20
 
 
 def test_a_pin_by_a_transfer_is_no_use() -> None:
