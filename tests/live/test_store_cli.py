@@ -16,7 +16,7 @@ from store_processes import StoreProcess, refused, until
 
 from anabranch.cli.errors import run_guarded
 from anabranch.cli.main import COMMANDS, cli, load
-from anabranch.cluster.live.store_process import arena_path
+from anabranch.cluster.live.store_process import arena_path, node_folder, socket_path
 from anabranch.store.values.live.credentials import new_secret
 
 Run = Callable[..., tuple[int, str, str]]
@@ -272,6 +272,14 @@ def test_what_the_machine_refuses_is_one_clear_line(
     assert got == code, err
     assert words in err
     assert "Traceback" not in err
+
+
+def test_a_relative_data_folder_is_told_to_clients_as_an_absolute_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert node_folder("n1", "./a") == tmp_path.resolve() / "a"
+    assert os.path.isabs(socket_path(node_folder("n1", "a")))
 
 
 def test_signals_that_come_together_end_it(tmp_path: Path) -> None:

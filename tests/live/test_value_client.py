@@ -17,6 +17,7 @@ from value_rig import Rig, noise, rig, until
 
 import anabranch
 from anabranch.core.errors import AccessDenied, ConfigError, InvalidInput, StaleLease, Unavailable
+from anabranch.store.values.live.session import boot_id
 from anabranch.store.values.messages import Abandon, Damaged, Get, Offer, Prefetch, Put, Return
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.slices import SLICE_BYTES
@@ -151,6 +152,21 @@ def test_without_shared_memory_views_are_copies(here: Rig) -> None:
         assert views[1] is None
         assert not views.zero_copy(0)
         assert views.valid
+
+
+def test_a_path_that_leads_to_another_node_is_not_followed(here: Rig) -> None:
+    """As with a relative path, or one of another container: whoever listens there proves nothing by it."""
+    other = here.node("other", unix=True)
+    fake = here.fake("n1")
+    fake.place = {"boot": boot_id(), "local_address": other.local_address}
+    client = here.client(fake.address)
+    assert client.put("k", b"v" * 100) is OK
+    assert client.get("k") == b"v" * 100
+    assert not client.stat().local
+    assert len(fake.values) == 1
+    with here.client(other.address) as beside:
+        assert beside.get("k") is None
+        assert beside.stat().local
 
 
 def test_local_reads_make_no_call_and_miss_what_is_removed(here: Rig) -> None:

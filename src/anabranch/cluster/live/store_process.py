@@ -224,7 +224,8 @@ def node_name(listen: str) -> str:
 
 
 def node_folder(name: str, data_dir: str) -> Path:
-    """Where a node keeps what outlives it. Made if it is not there. Raises ConfigError."""
+    """Where a node keeps what outlives it, absolute: its clients look from other folders. Made if it is not there. Raises
+    ConfigError."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     home = Path(base) if base else Path.home() / ".cache"
     folder = Path(data_dir) if data_dir else home / "anabranch" / "store" / name
@@ -232,7 +233,7 @@ def node_folder(name: str, data_dir: str) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
-    return folder
+    return folder.resolve()
 
 
 def socket_path(folder: Path) -> str:

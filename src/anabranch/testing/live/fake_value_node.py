@@ -31,6 +31,8 @@ class FakeValueNode:
 
     def __init__(self, node_id: str = "fake", address: str = "127.0.0.1:0", salt: bytes = b"salt") -> None:
         self.node_id, self.salt = node_id, salt
+        self.place: dict[str, str] = {}
+        """What the welcome says of its own memory, if anything."""
         self.values: dict[bytes, bytes] = {}
         self.faults: list[str] = []
         self.silent_on: type = object
@@ -91,7 +93,7 @@ class FakeValueNode:
         getattr(self, f"_on_{name}")(sock, message)
 
     def _on_hello(self, sock: socket.socket, message: m.Hello) -> None:
-        sock.sendall(encode(m.Welcome(node_id=self.node_id, salt=self.salt, trusted=True)))
+        sock.sendall(encode(m.Welcome(node_id=self.node_id, salt=self.salt, trusted=True, **self.place)))
 
     def _on_put(self, sock: socket.socket, message: m.Put) -> None:
         outcomes = bytearray()

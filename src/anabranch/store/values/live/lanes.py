@@ -14,7 +14,7 @@ import msgspec
 from anabranch.core.errors import AnabranchError, Retryable, Unavailable, WireError
 from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.lane import Lane
-from anabranch.store.values.live.session import Session
+from anabranch.store.values.live.session import Session, same_process
 from anabranch.store.values.messages import Welcome
 from anabranch.transfer.live.rails import Rail, RailSet
 
@@ -259,9 +259,12 @@ class LanePool:
         if lane.address.startswith("unix:") or not (welcome.local_address and self._session.same_host(welcome)):
             return lane
         try:
-            near, _ = self._session.open(welcome.local_address, timeout_s)
+            near, again = self._session.open(welcome.local_address, timeout_s)
         except AnabranchError:
             return lane  # e.g. another mount namespace: the path is not there
+        if not same_process(welcome, again):
+            near.close()
+            return lane  # the path leads to another node's socket here
         self._near_address = welcome.local_address
         near.rail = None
         self._end(lane)

@@ -20,7 +20,7 @@ from anabranch.store.values.got import Got
 from anabranch.store.values.live.index import SharedIndexReader
 from anabranch.store.values.live.lane import Lane
 from anabranch.store.values.live.recency import Recency
-from anabranch.store.values.live.session import Session
+from anabranch.store.values.live.session import Session, same_process
 from anabranch.store.values.live.sinks import Sink
 from anabranch.store.values.messages import Welcome
 from anabranch.store.values.outcome import Outcome
@@ -65,7 +65,7 @@ class LocalMemory:
                 undo.callback(tether.close)
                 index = SharedIndexReader.attach(welcome.index_path)
                 undo.callback(index.close)
-                if again.arena_inode != welcome.arena_inode or index.inode != welcome.index_inode:
+                if not same_process(welcome, again) or index.inode != welcome.index_inode:
                     return None
                 memory = cls(welcome, index, _map(welcome.arena_path, welcome.arena_inode), scope, recency, tether)
             except (AnabranchError, OSError, ValueError):

@@ -89,8 +89,23 @@ class Session:
         return admitted(self.credentials, greeting, sent, reply)
 
     def same_host(self, welcome: Welcome) -> bool:
-        """The node runs on this host and lets us see its memory."""
-        return welcome.trusted and bool(welcome.boot) and welcome.boot == self.boot
+        """The node runs on this host, lets us see its memory, and says where in a way that holds here: a relative path
+        would lead to whatever lies under this process's own folder."""
+        local = welcome.local_address
+        absolute = not local or local.removeprefix("unix:").startswith("/")
+        return welcome.trusted and bool(welcome.boot) and welcome.boot == self.boot and absolute
+
+
+def same_process(one: Welcome, other: Welcome) -> bool:
+    """Both welcomes came from the same running node: paths of one lead to what the other serves."""
+    return _identity(one) == _identity(other)
+
+
+def _identity(welcome: Welcome) -> tuple[object, ...]:
+    return (
+        *(welcome.node_id, welcome.salt, welcome.boot, welcome.local_address),
+        *(welcome.arena_path, welcome.arena_inode, welcome.index_path, welcome.index_inode),
+    )
 
 
 def boot_id() -> str:
