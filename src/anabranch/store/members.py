@@ -150,6 +150,10 @@ class Members:
         said everything anew, die. Returns how many nodes were given up."""
         lost = [m for m in self if now - m.heard > 2 * self._ttl_s and not m.lost]
         for member in lost:
+            if not self._free:
+                # No number for what it may say later: it is as if its connection had closed.
+                self._leave(self.connection(member), now)
+                continue
             self.renumber(member)
             member.lost, member.synced, member.resetting = True, False, False
             self._doom(member.join.node_id, now)
