@@ -224,8 +224,8 @@ def node_name(listen: str) -> str:
 
 
 def node_folder(name: str, data_dir: str) -> Path:
-    """Where a node keeps what outlives it, absolute: its clients look from other folders. Made if it is not there. Raises
-    ConfigError."""
+    """Where a node keeps what outlives it, absolute: its clients look from other folders. Made if it is not there.
+    Raises ConfigError."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     home = Path(base) if base else Path.home() / ".cache"
     folder = Path(data_dir) if data_dir else home / "anabranch" / "store" / name

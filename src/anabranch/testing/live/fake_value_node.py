@@ -31,7 +31,7 @@ class FakeValueNode:
 
     def __init__(self, node_id: str = "fake", address: str = "127.0.0.1:0", salt: bytes = b"salt") -> None:
         self.node_id, self.salt = node_id, salt
-        self.place: dict[str, str] = {}
+        self.place: dict[str, Any] = {}
         """What the welcome says of its own memory, if anything."""
         self.values: dict[bytes, bytes] = {}
         self.faults: list[str] = []
