@@ -338,3 +338,54 @@ def test_adopted_chains_are_evicted_from_their_end() -> None:
     puts, scope = Puts(shelf), shelf.scopes.open(Scope("t"))
     assert puts.begin(None, scope, name(100), [4 * PAGE]).outcomes == bytes([SEND])
     assert [i for i in range(16) if name(i) in scope.entries] == list(range(12))
+
+
+def test_a_chain_that_does_not_fit_keeps_its_beginning_and_has_no_hole(rig: Rig) -> None:
+    parent, outcomes = b"", []
+    for first in range(0, 40, 5):
+        names = b"".join(map(name, range(first, first + 5)))
+        put = rig.puts.begin(rig, rig.scope, names, [PAGE] * 5, chain=True, parent=parent)
+        if any(item.outcome is FULL for item in put.items):
+            assert rig.puts.in_its_own_way(put), "nobody who waits would find room"
+        entries = [rig.puts.commit(item, (0,)) for item in put.items if item.outcome is SEND]
+        rig.puts.settle([entry for entry in entries if entry is not None])
+        outcomes += [item.outcome for item in put.items]
+        parent = names[-32:]
+    assert outcomes == [OK] * 16 + [FULL] * 24
+    assert rig.here(*range(40)) == list(range(16))
+    assert rig.shelf.held_bytes == 0
+    assert rig.put(100, 4) is OK, "afterwards it may go, from its end on"
+    assert rig.here(*range(40)) == list(range(12))
+
+
+def test_a_chain_waits_for_others_but_evicts_what_is_not_its_own(rig: Rig) -> None:
+    for i in range(8):
+        rig.put(i, parent=name(i - 1) if i else b"")
+    for i in range(100, 108):
+        rig.put(i)
+    lease = rig.reads.grant(rig, [rig.entry(107)], 0.0)
+    assert [rig.put(i, parent=name(i - 1)) for i in range(8, 15)] == [OK] * 7
+    put = rig.puts.begin(rig, rig.scope, name(15), [PAGE], parent=name(14))
+    assert put.items[0].outcome is FULL
+    assert not rig.puts.in_its_own_way(put)
+    rig.reads.give_back(rig, lease.number)
+    assert rig.puts.place(put)
+    rig.puts.refuse(put.items[0], Outcome.STALE)
+    assert rig.here(*range(15)) == list(range(15))
+    assert rig.shelf.held_bytes == 0
+
+
+def test_parts_of_a_chain_under_way_at_once_hold_what_came_before(rig: Rig) -> None:
+    puts, parent = [], b""
+    for first in range(0, 15, 3):
+        names = b"".join(map(name, range(first, first + 3)))
+        puts.append(rig.puts.begin(rig, rig.scope, names, [PAGE] * 3, chain=True, parent=parent))
+        parent = names[-32:]
+    for put in puts[:4]:
+        rig.puts.settle([entry for item in put.items if (entry := rig.puts.commit(item, (0,)))])
+    assert rig.put(100, 2) is FULL, "the fifth part is built on the other four"
+    for item in puts[4].items:
+        rig.puts.refuse(item, Outcome.STALE)
+    assert rig.shelf.held_bytes == 0
+    assert rig.put(100, 5) is OK
+    assert rig.here(*range(15)) == list(range(11))

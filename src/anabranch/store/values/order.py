@@ -76,6 +76,10 @@ class EvictionOrder:
         if entry.fresh and not entry.refs:
             self._list(entry)
 
+    def list_held(self, entry: Entry) -> None:
+        if not entry.listed and entry.live:
+            self._list(entry, held=True)
+
     def settle(self) -> None:
         """Let eviction know of the reads so far."""
         touched, self._touched = self._touched, {}
@@ -116,11 +120,11 @@ class EvictionOrder:
     def check(self) -> None:
         self._tree.check()
 
-    def _list(self, entry: Entry) -> None:
+    def _list(self, entry: Entry, *, held: bool = False) -> None:
         entry.listed, entry.fresh = True, 0
         try:
-            self._tree.insert(entry.name, entry.parent, entry.slot, held=False)
+            self._tree.insert(entry.name, entry.parent, entry.slot, held=held)
         except InvalidInput:
             # A ring of parents: the value is as good without one.
             entry.parent = b""
-            self._tree.insert(entry.name, b"", entry.slot, held=False)
+            self._tree.insert(entry.name, b"", entry.slot, held=held)

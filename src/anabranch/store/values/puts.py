@@ -14,6 +14,7 @@ from anabranch.paging.extents import rounded
 from anabranch.store.leases import Leases
 from anabranch.store.values.contracts import Record
 from anabranch.store.values.entries import Entry, ScopeState
+from anabranch.store.values.lineage import Lineage
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.scope import NAME_BYTES
 from anabranch.store.values.shelf import Shelf
@@ -30,9 +31,23 @@ FULL, TOO_BIG, STALE = Outcome.FULL, Outcome.TOO_BIG, Outcome.STALE
 
 
 class Item:
-    """`sums`: of the slices that arrived whole, None for the others. `writing`: slices that somebody receives now."""
+    """`sums`: of the slices that arrived whole, None for the others. `writing`: slices that somebody receives now.
+    `before`: the item of the same chain that it is built on."""
 
-    __slots__ = ("era", "missing", "name", "outcome", "parent", "scope", "size", "start", "sums", "writing")
+    __slots__ = (
+        "anchor",
+        "before",
+        "era",
+        "missing",
+        "name",
+        "outcome",
+        "parent",
+        "scope",
+        "size",
+        "start",
+        "sums",
+        "writing",
+    )
 
     def __init__(self, name: bytes, scope: ScopeState, size: int, parent: bytes) -> None:
         self.name = name
@@ -40,6 +55,8 @@ class Item:
         self.era = scope.era
         self.size = size
         self.parent = parent
+        self.anchor: Entry | None = None
+        self.before: Item | None = None
         self.start = -1
         self.sums: list[int | None] = []
         self.missing = 0
@@ -72,6 +89,7 @@ class Put:
 class Puts:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
+        self._lineage = Lineage(shelf)
         self._open: dict[int, Put] = {}
         self._ends: Leases[int] = Leases()
         self._next = 0
@@ -99,15 +117,17 @@ class Puts:
         WireError if names and sizes do not belong together."""
         if len(names) != len(sizes) * NAME_BYTES or (parent and len(parent) != NAME_BYTES):
             raise WireError(f"{len(sizes)} sizes and {len(names)} bytes of names")
-        items = []
+        items: list[Item] = []
         for i, size in enumerate(sizes):
             if size < 0:
                 raise WireError(f"size of item {i} is {size}")
             name = names[i * NAME_BYTES : (i + 1) * NAME_BYTES]
             scope = scopes if isinstance(scopes, ScopeState) else scopes[i]
-            items.append(Item(name, scope, size, parent))
+            item = Item(name, scope, size, parent)
             if chain:
                 parent = name
+                item.before = items[-1] if items else None
+            items.append(item)
         put = Put(session, items, durable=durable, replicas=replicas)
         self.place(put)
         return put
@@ -173,10 +193,21 @@ class Puts:
         return min(SLICE_BYTES, put.items[index].size - slice_ * SLICE_BYTES)
 
     def in_its_own_way(self, put: Put) -> bool:
-        """What does not fit would if the put's other items were not there: waiting for others does not help."""
+        """What does not fit would if the put's other items, and what they are built on, were not there: to wait for
+        others does not help."""
+        shelf = self._shelf
         own = sum(rounded(item.size) for item in put.items if item.outcome is SEND)
-        wanted = min((rounded(item.size) for item in put.items if item.outcome is FULL), default=0)
-        return own > 0 and wanted <= self._shelf.evictable_bytes + own
+        full = [item for item in put.items if item.outcome is FULL]
+        wanted = min((rounded(item.size) for item in full), default=0)
+        if own > 0 and wanted <= shelf.evictable_bytes + own:
+            return True
+        first = next((item for item in full if item.parent), None)
+        if first is None:
+            return False
+        while first.parent not in first.scope.entries and first.before is not None:
+            first = first.before
+        room = min(shelf.capacity, first.scope.tenant.quota_bytes or shelf.capacity) - own - wanted
+        return self._lineage.bytes_above(first.scope, first.parent, max(0, room)) > room
 
     def get(self, session: object, number: int) -> Put | None:
         put = self._open.get(number)
@@ -234,7 +265,9 @@ class Puts:
             return None
         item.outcome = OK
         shelf.counters["put_bytes"] += item.size
-        return shelf.commit(scope, item.name, item.size, sums, item.parent, item.start)
+        entry = shelf.commit(scope, item.name, item.size, sums, item.parent, item.start)
+        self._lineage.arrived(entry, item)
+        return entry
 
     def compare(self, item: Item, sums: tuple[int, ...]) -> None:
         """An inline item whose name was there: now that its sums are known, is it the same?"""
@@ -254,6 +287,7 @@ class Puts:
         """End the references of new entries, children first."""
         for entry in reversed(entries):
             self._shelf.release(entry)
+            self._lineage.settled(entry)
 
     def abandon(self, put: Put) -> None:
         """Its extents are free as soon as nobody writes into them; nothing of it is ever found."""
@@ -300,8 +334,14 @@ class Puts:
             return Outcome.DENIED
         if item.size > shelf.capacity or (tenant.quota_bytes and item.size > tenant.quota_bytes):
             return TOO_BIG
+        if item.before is not None and item.before.outcome is FULL:
+            self._lineage.full(item.name, item)
+            return FULL
+        self._lineage.begin(item)
         start = shelf.reserve(tenant, item.size)
         if start is None:
+            if not shelf.unfinished:
+                self._lineage.full(item.name, item)
             return FULL
         item.start = start
         count = slice_count(item.size)
@@ -311,6 +351,7 @@ class Puts:
 
     def _refuse(self, item: Item, outcome: Outcome) -> None:
         self._shelf.unreserve(item.scope.tenant, item.start, item.size)
+        self._lineage.end(item)
         item.outcome = outcome
 
     def _give_back(self, item: Item) -> None:

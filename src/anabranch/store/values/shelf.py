@@ -146,6 +146,11 @@ class Shelf:
             self._held_bytes += rounded(entry.size)
             self._order(entry).hold(entry)
 
+    def build_on(self, entry: Entry) -> None:
+        """As `hold`; what the value is built on stays too, however new it is."""
+        self.hold(entry)
+        self._order(entry).list_held(entry)
+
     def release(self, entry: Entry) -> None:
         if entry.refs < 1:
             raise InvariantBroken(f"value {entry.name.hex()} was released more often than held")
