@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from value_rig import Rig, noise, rig, until
 
@@ -235,7 +236,7 @@ def test_pins_hold_values_while_others_go(here: Rig) -> None:
     for i in range(40, 80):
         assert client.put(f"k{i}", noise(1 << 20, i)) is OK
     assert client.get("k0") is None
-    with pytest.raises(InvalidInput, match="end"):
+    with pytest.raises(InvalidInput, match="finite"):
         client.pin(["k0"], float("inf"))
     assert client.prefetch(["k79", "nothing"]) == [OK, MISSING]
 
@@ -378,11 +379,38 @@ def test_what_cannot_be_is_said_at_once(here: Rig, monkeypatch: pytest.MonkeyPat
         (lambda: client.put_many(["k"], []), "1 keys and 0"),
         (lambda: client.put_many("k", [b""]), "list"),
         (lambda: client.put("k", b"", replicas=9), "replicas"),
+        (lambda: client.put("k", b"", replicas="2"), "replicas is a whole number"),  # type: ignore[arg-type]
+        (lambda: client.put("k", b"", durable="no"), "durable"),  # type: ignore[arg-type]
+        (lambda: client.put_many(["k"], b"v"), "values is one value"),
+        (lambda: client.get_many_into(["k"], bytearray(1)), "buffers is one buffer"),
+        (lambda: client.remove("v"), "keys is one key"),
+        (lambda: client.exists_many(b"v"), "keys is one key"),  # type: ignore[arg-type]
+        (lambda: client.longest_prefix("v"), "keys is one key"),
+        (lambda: client.prefetch("v"), "keys is one key"),
+        (lambda: client.pin("v", 1.0), "keys is one key"),
+        (lambda: client.unpin("v"), "keys is one key"),
+        (lambda: client.acquire("v"), "keys is one key"),
+        (lambda: client.exists_many(7), "keys is a list"),  # type: ignore[arg-type]
+        (lambda: client.pin(["k"], float("inf")), "seconds"),
+        (lambda: client.pin(["k"], "1"), "seconds"),  # type: ignore[arg-type]
+        (lambda: client.invalidate(epoch=1), "epoch is a str"),  # type: ignore[arg-type]
+        (lambda: client.put("k", np.array([[], {}], dtype=object)), "references to objects"),
+        (lambda: client.get_into("k", (ctypes.c_void_p * 2)()), "references to objects"),
+        (lambda: anabranch.Client(node.address, epoch=1), "epoch is a str"),  # type: ignore[arg-type]
+        (lambda: anabranch.Client(node.address, tenant=b"a"), "tenant is a str"),  # type: ignore[arg-type]
+        (lambda: anabranch.Client(node.address, timeout_s="5"), "timeout_s"),  # type: ignore[arg-type]
+        (lambda: anabranch.Client(node.address, lanes=0), "lanes"),
+        (lambda: anabranch.Client("localhost"), "expected host:port"),
+        (lambda: anabranch.Client("localhost:65536"), "expected host:port"),
+        (lambda: anabranch.Client(directory="localhost"), "directory 'localhost' is no address"),
         (lambda: client.get_into("k", b"read-only"), "read-only"),
         (lambda: anabranch.Client(node.address, timeout_s=0), "timeout_s"),
     ]:
         with pytest.raises(InvalidInput, match=error):
             wrong()
+    keys, values = (f"k{i}" for i in range(3)), (b"v%d" % i for i in range(3))
+    assert client.put_many(keys, values) == [OK] * 3  # type: ignore[arg-type]
+    assert client.exists_many(f"k{i}" for i in range(3)) == [True] * 3  # type: ignore[arg-type]
     monkeypatch.delenv("ANABRANCH_STORE", raising=False)
     with pytest.raises(InvalidInput, match="ANABRANCH_STORE"):
         anabranch.Client()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,14 @@ from anabranch.store.values.slices import SLICE_BYTES, slice_count, slice_sums
 from anabranch.store.values.spread import SliceQueue
 
 SIZES = st.lists(st.integers(0, 3 * SLICE_BYTES // 2), max_size=8)
+
+
+def test_a_record_may_have_any_names_but_no_pointers() -> None:
+    record = np.zeros(2, dtype=[("OPX", "i4")])
+    assert parts_of(record).size == 8
+    for pointers in (np.zeros(2, dtype=[("a", "i4"), ("b", "O")]), (ctypes.c_void_p * 2)()):
+        with pytest.raises(InvalidInput, match="references to objects"):
+            parts_of(pointers)
 
 
 @given(SIZES, st.randoms(use_true_random=False))

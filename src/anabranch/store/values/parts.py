@@ -6,6 +6,7 @@ Pure: knows buffers, not where they come from. What is sent or received is cut a
 from __future__ import annotations
 
 import ctypes
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -15,6 +16,10 @@ import xxhash
 
 from anabranch.core.errors import InvalidInput
 from anabranch.store.values.slices import SLICE_BYTES, slice_bounds
+
+_POINTER = re.compile("[OPX&]")
+"""In a buffer's format (PEP 3118): items that are addresses of this process."""
+_FIELD_NAME = re.compile(":[^:]*:")
 
 
 class Parts:
@@ -71,7 +76,8 @@ def parts_of(value: Any, *, writable: bool = False) -> Parts:
     """What a caller gave as a value or as a place for one: an object with the buffer protocol (bytes, memoryview,
     array, mmap, numpy), a contiguous CPU tensor (anything with `data_ptr`, as in torch, of any dtype), or a list or
     tuple of such parts. The bytes are used where they are: they must stay and keep still during the call.
-    Raises InvalidInput for anything else, for strided buffers, and for read-only ones if they are to be written."""
+    Raises InvalidInput for anything else, for references to objects (numpy's dtype=object), for strided buffers,
+    and for read-only ones if they are to be written."""
     if isinstance(value, list | tuple):
         return Parts([_flat(part, writable) for part in value])
     return Parts([_flat(value, writable)])
@@ -92,6 +98,11 @@ def _flat(value: Any, writable: bool) -> memoryview:
         raise InvalidInput("the buffer has strides; make it contiguous, or pass its contiguous parts as a list")
     if view.format == "B" and view.ndim == 1:
         return view
+    if _POINTER.search(_FIELD_NAME.sub("", view.format)):
+        raise InvalidInput(
+            f"the {type(value).__name__} holds references to objects (format {view.format!r}), which mean nothing "
+            "elsewhere; make bytes of it first"
+        )
     if view.nbytes == 0:
         return memoryview(b"")
     try:

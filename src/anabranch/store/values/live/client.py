@@ -16,7 +16,9 @@ from anabranch.core.errors import InvalidInput, Unavailable
 from anabranch.core.live.handshake import Dialer
 from anabranch.core.live.tls import Tls
 from anabranch.store.live.directory_link import DirectoryLink
+from anabranch.store.live.etcd import SCHEME
 from anabranch.store.messages import Stat
+from anabranch.store.values.arguments import addresses_of, finite, flag, listed, number, text
 from anabranch.store.values.config import LinkConfig, SecurityConfig, WriteConfig
 from anabranch.store.values.got import Got
 from anabranch.store.values.live.acquire import acquire
@@ -66,10 +68,11 @@ class Client:
     **Keys** are str or bytes of 1 to 1,024 bytes; the same key in another tenant, namespace or epoch is another key.
     **Values** are any object with the buffer protocol (bytes, memoryview, array, numpy), a contiguous CPU tensor
     (torch, any dtype), or a list or tuple of those, laid end to end; buffers to read into are the same, and writable.
-    None of them may be changed while a call runs.
+    None of them may be changed while a call runs. Several keys, values or buffers are a list, or any other iterable.
     **Outcomes** (`Outcome`) say of each item what became of it; a miss is a value, never an exception. Every call ends
-    within `timeout_s`. Raises InvalidInput for what no store could do, AccessDenied for a wrong secret, Unavailable if
-    no node was ever reached; a node that is lost later makes items UNREACHABLE, and the next call uses another.
+    within `timeout_s`. Raises InvalidInput for what no store could do and for arguments that are none, AccessDenied for
+    a wrong secret, Unavailable if no node was ever reached; a node that is lost later makes items UNREACHABLE, and the
+    next call uses another.
 
     `nodes`: addresses (`host:port` or `unix:/path`), or several comma-separated. The first that answers is the client's
     home, nodes on this host before others: values are put there, and asked for there first. `directory`: of the store,
@@ -99,15 +102,19 @@ class Client:
         links: Links | LinkConfig | None = None,
         traffic: TrafficName = "load",
     ) -> None:
-        addresses = [part.strip() for one in ([nodes] if isinstance(nodes, str) else nodes) for part in one.split(",")]
-        addresses = [address for address in addresses if address]
+        addresses = addresses_of([nodes] if isinstance(nodes, str) else listed(nodes, "nodes"), "nodes")
         if not addresses and not directory:
-            addresses = [part for part in os.environ.get("ANABRANCH_STORE", "").split(",") if part]
+            addresses = addresses_of([os.environ.get("ANABRANCH_STORE", "")], "ANABRANCH_STORE")
             directory = os.environ.get("ANABRANCH_DIRECTORY")
         if not addresses and not directory:
             raise InvalidInput("the client has no store: give nodes or directory, or set ANABRANCH_STORE")
-        if timeout_s <= 0 or lanes < 1:
-            raise InvalidInput(f"timeout_s must be positive and lanes at least 1, not {timeout_s} and {lanes}")
+        if directory and not text(directory, "directory").startswith(SCHEME):
+            directory = ",".join(addresses_of([directory], "directory"))
+        if finite(timeout_s, "timeout_s") <= 0:
+            raise InvalidInput(f"timeout_s must be positive, not {timeout_s}")
+        number(lanes, "lanes", 1)
+        for what, given in (("tenant", tenant), ("namespace", namespace), ("epoch", epoch), ("name", name)):
+            text(given, what)
         credentials = Credentials(secret=_secret(secret), tenant=tenant, namespace=namespace, epoch=epoch)
         session = Session(
             credentials,
@@ -248,12 +255,14 @@ class Client:
         chain: bool,
         parent: Key | None,
     ) -> list[Outcome]:
+        keys, values = listed(keys, "keys"), listed(values, "values")
         parts = [parts_of(value) for value in values]
         _equal(keys, parts)
+        number(replicas, "replicas", 0, 4)
+        flag(durable, "durable")
+        flag(chain, "chain")
         if not keys:
             return []
-        if not 0 <= replicas <= 4:
-            raise InvalidInput(f"replicas is 0 (the namespace's) to 4, not {replicas}")
         name_key = self._nodes.name_key(call)
         options = PutOptions(
             replicas=replicas,
@@ -269,6 +278,7 @@ class Client:
         return sink.value if self._get_many([key], [sink], call)[0] else None
 
     def _get_many_into(self, keys: Sequence[Key], buffers: Sequence[Any], call: Call) -> list[Got]:
+        keys, buffers = listed(keys, "keys"), listed(buffers, "buffers")
         return self._get_many(keys, [BufferSink(parts_of(buffer, writable=True)) for buffer in buffers], call)
 
     def _get_many(self, keys: Sequence[Key], sinks: Sequence[Sink], call: Call) -> list[Got]:
@@ -292,11 +302,13 @@ class Client:
         return near  # type: ignore[return-value]  # every None was replaced
 
     def _acquire(self, keys: Sequence[Key], call: Call) -> Views:
+        keys = listed(keys, "keys")
         names = names_of(keys, self._nodes.name_key(call)) if keys else b""
         home = self._nodes.home(call)
         return acquire(names, home, self._memory(call), self._reads.get, call)
 
     def _exists_many(self, keys: Sequence[Key], call: Call) -> list[bool | None]:
+        keys = listed(keys, "keys")
         if not keys:
             return []
         name_key = self._nodes.name_key(call)
@@ -317,18 +329,23 @@ class Client:
         return next((i for i, there in enumerate(flags) if not there), len(flags))
 
     def _remove(self, keys: Sequence[Key], call: Call) -> list[Outcome]:
+        keys = listed(keys, "keys")
         return self._questions.remove(names_of(keys, self._nodes.name_key(call)), call) if keys else []
 
     def _invalidate(self, epoch: str | None, tenant: str | None, call: Call) -> dict[str, int]:
+        for what, given in (("epoch", epoch), ("tenant", tenant)):
+            if given is not None:
+                text(given, what)
         self._nodes.name_key(call)
         return self._questions.invalidate(tenant or "", epoch, call)
 
     def _pin(self, keys: Sequence[Key], seconds: float, call: Call) -> list[Outcome]:
-        if not 0 <= seconds < float("inf"):
-            raise InvalidInput(f"a pin has an end: seconds is a number from 0 on, not {seconds}")
-        return self._questions.pin(names_of(keys, self._nodes.name_key(call)), seconds, call) if keys else []
+        keys = listed(keys, "keys")
+        duration = finite(seconds, "seconds")
+        return self._questions.pin(names_of(keys, self._nodes.name_key(call)), duration, call) if keys else []
 
     def _prefetch(self, keys: Sequence[Key], call: Call) -> list[Outcome]:
+        keys = listed(keys, "keys")
         return self._questions.prefetch(names_of(keys, self._nodes.name_key(call)), call) if keys else []
 
     def _stat(self, call: Call) -> StoreStat:
@@ -370,8 +387,6 @@ class Client:
 
 
 def _equal(keys: Sequence[Key], others: Sequence[Any]) -> None:
-    if isinstance(keys, str | bytes):
-        raise InvalidInput("keys is one key; give a list of keys")
     if len(keys) != len(others):
         raise InvalidInput(f"{len(keys)} keys and {len(others)} values or buffers do not belong together")
 
