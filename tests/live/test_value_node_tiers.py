@@ -208,9 +208,30 @@ def test_a_value_that_left_the_disk_is_written_again(start: Start) -> None:
     caller.close()
 
 
-def test_without_a_disk_nothing_is_durable(start: Start) -> None:
-    caller = Caller(start().node.address)
-    assert caller.put([name()], [b"x"], durable=True) == [Outcome.DENIED]
+def test_without_a_disk_the_backing_tier_makes_durable(start: Start) -> None:
+    tier = MemoryTier()
+    caller = Caller(start("second-use", backing=tier).node.address)
+    one, large, value = name(), name(), os.urandom(2 * MIB)
+    assert caller.put([one], [b"small"], durable=True) == [OK]
+    assert one in tier.values
+    assert caller.put_large([large], [value], durable=True) == [OK]
+    assert large in tier.values
+    tier.answer = Outcome.UNREACHABLE
+    assert caller.put([name()], [b"y"], durable=True) == [Outcome.UNREACHABLE]
+    caller.close()
+
+
+def test_with_neither_nothing_is_durable_nor_stored(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    rig = start()
+    caller = Caller(rig.node.address)
+    one, two = name(), name()
+    assert caller.put([one], [b"x"], durable=True) == [Outcome.DENIED]
+    assert caller.offer([two], [2 * MIB], durable=True).outcomes == bytes([Outcome.DENIED])
+    assert caller.ask(Exists(op=1, names=one + two)).tiers == bytes(2)
+    assert rig.census()["used_bytes"] == 0
+    assert rig.counter("durable_refused") == 2
+    assert len([r for r in caplog.records if "--backing" in r.message]) == 1
+    assert caller.put([one], [b"x"]) == [OK]
     caller.close()
 
 

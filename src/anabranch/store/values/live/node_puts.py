@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,16 +20,20 @@ from anabranch.store.values.slices import slice_count, slice_sum, slice_sums, va
 
 TAKE_OVER_S = 2.0
 """How long a lane that was shut may take to let go of a slice."""
+TOLD_S = 60.0
+"""A log line that many puts may cause is written at most so often."""
 TAKEN_AT_ONCE = 128
 """Items of a large batch that are stored before others get the lock."""
 Finish = Callable[[OpenPut, list[Entry]], None]
 """Called outside the lock with the new entries held: makes them durable and replicated as the put asks; it may change
 outcomes of items."""
 Visible = Callable[[OpenPut, list[Entry]], None]
+log = logging.getLogger(__name__)
 
 
 class PutDesk:
-    """`finish`: see Finish; only for puts that are `unfinished`. `stored` is called under the lock with entries that
+    """`durable`: there is a tier that can make values durable. `finish`: see Finish; only for puts that are
+    `unfinished`. `stored` is called under the lock with entries that
     have just become visible."""
 
     def __init__(
@@ -38,12 +43,16 @@ class PutDesk:
         unfinished: Callable[[OpenPut], bool],
         finish: Finish,
         stored: Visible,
+        *,
+        durable: bool,
     ) -> None:
         self._custody = custody
         self._faults = faults
         self._unfinished = unfinished
         self._finish = finish
         self._stored = stored
+        self._durable = durable
+        self._told = -TOLD_S
         self._writers: dict[tuple[int, int, int], NodeLane] = {}
         """Slices (put, item, slice) that are being received, and on which lane; under the lock."""
         self._written = threading.Condition(custody.lock)
@@ -175,6 +184,18 @@ class PutDesk:
             if self._custody.barred(item.scope):
                 self._custody.puts.refuse(item, Outcome.STALE)
 
+    def _refuse_durable(self, session: NodeSession, items: int) -> None:
+        """Under the lock."""
+        self._custody.shelf.counters["durable_refused"] += items
+        now = self._custody.now()
+        if now >= self._told + TOLD_S:
+            self._told = now
+            log.warning(
+                "tenant '%s' puts durable values, and this node has neither an SSD tier nor a backing store: they are "
+                "refused (denied). Start the node with --ssd or --backing, or put without durable=True",
+                session.caller.tenant,
+            )
+
     def abandon(self, session: NodeSession, message: Abandon) -> None:
         with self._custody.lock:
             put = self._custody.puts.get(session, message.put)
@@ -191,6 +212,9 @@ class PutDesk:
         with custody.lock:
             custody.ledger.asked("put", session.caller.tenant, len(offer.sizes))
             scopes = custody.scopes_of(session, offer.scopes, len(offer.sizes))
+            if offer.durable and not self._durable:
+                scopes = None
+                self._refuse_durable(session, len(offer.sizes))
             if scopes is None:
                 self._answered(session, bytes([Outcome.DENIED]) * len(offer.sizes))
                 return None

@@ -130,7 +130,14 @@ class ValueNode:
         )
         self._adopt(found)
         self._gets = GetDesk(self.custody, faults, self._tiers.load if self._tiers.there else None, self._peers.used)
-        self._puts = PutDesk(self.custody, faults, self._peers.unfinished, self._peers.finish, self._peers.stored)
+        self._puts = PutDesk(
+            self.custody,
+            faults,
+            self._peers.unfinished,
+            self._peers.finish,
+            self._peers.stored,
+            durable=self._tiers.there,
+        )
         if self._tiers.there:
             self.custody.puts.below = self._tiers.locate
         self._calls = CallDesk(self.custody, self._gets, self._tiers)
@@ -321,7 +328,7 @@ class ValueNode:
             salt=caller.salt,
             trusted=caller.trusted,
             proof=proof,
-            max_value_bytes=self.custody.shelf.capacity,
+            max_value_bytes=min(self.custody.shelf.capacity, caller.quota_bytes or self.custody.shelf.capacity),
             boot=self._boot if here else "",
             local_address=self._unix_address if here else "",
             arena_path=self._memory.path if here else "",

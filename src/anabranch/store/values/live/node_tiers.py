@@ -122,29 +122,32 @@ class NodeTiers:
                 item.outcome = failed[item.name]
 
     def _append(self, entries: list[Entry]) -> list[Outcome]:
-        """Durably; ends a reference of each entry when the disk is done with it, however late."""
-        custody, disk, pool = self._custody, self.disk, self._pool
+        """Durably, on the SSD if there is one, else in the backing store; ends a reference of each entry when the tier
+        is done with it, however late."""
+        custody, disk, backing, pool = self._custody, self.disk, self.backing, self._pool
         memory = custody.memory.data
         batch = [(record_of(e), memory[e.offset : e.offset + e.size]) for e in entries]
-        outcomes = [Outcome.DENIED if disk is None else Outcome.UNREACHABLE] * len(entries)
+        outcomes = [Outcome.UNREACHABLE if self.there else Outcome.DENIED] * len(entries)
 
         def write() -> None:
             written: list[Outcome] = []
             try:
                 if disk is not None:
                     written = disk.append(batch, durable=True)
+                elif backing is not None:
+                    written = backing.store(batch)
             finally:
                 with custody.lock:
                     self._appends.end(entries)
                     for entry, outcome in zip(entries, written, strict=False):
-                        if outcome.stored:
+                        if outcome.stored and disk is not None:
                             self._on_ssd(entry)
                     for entry in reversed(entries):
                         custody.shelf.release(entry)
                     custody.notice()
             outcomes[: len(written)] = written
 
-        work = pool.submit(write) if pool is not None and disk is not None else None
+        work = pool.submit(write) if pool is not None else None
         if work is None:
             with custody.lock:
                 self._appends.end(entries)
