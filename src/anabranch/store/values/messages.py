@@ -20,7 +20,9 @@ from anabranch.store.messages import Stat, StatRequest
 
 PROTOCOL = 1
 INLINE_BYTES = 1 << 20
-"""A put or get of at most this many bytes travels with its message."""
+"""A get of at most this many bytes travels with its answer."""
+STREAM_BYTES = 16 << 20
+"""A put of at most this many bytes travels with its message."""
 MAX_ITEMS = 65_536
 """Items of one request."""
 
@@ -53,7 +55,8 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """`proof`: the node knows the secret too. `salt`: the tenant's. `local_address` (`unix:/path`), `arena_path`,
+    """`proof`: the node knows the secret too. `salt`: the tenant's. `max_value_bytes`: what the node's memory holds for
+    this caller at most, so the largest value, too; 0: it does not say. `local_address` (`unix:/path`), `arena_path`,
     `index_path`: where a trusted caller on this host finds the same node's memory; empty for others. `boot` names this
     boot of the host: equal boots, same host."""
 
@@ -98,10 +101,11 @@ class Offer(Message, frozen=True, kw_only=True):
 
 
 class Put(Message, frozen=True, kw_only=True):
-    """An Offer whose bytes follow at once, all of them, in order."""
+    """An Offer whose bytes follow at once, all of them, in order. `sums` empty: they come behind the bytes, as 8
+    little-endian bytes each, so that the sender need not read its bytes before it sends them."""
 
     offer: Offer
-    sums: list[int]
+    sums: list[int] = []
 
 
 class Granted(Message, frozen=True, kw_only=True):

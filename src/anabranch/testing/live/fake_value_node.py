@@ -97,14 +97,16 @@ class FakeValueNode:
 
     def _on_put(self, sock: socket.socket, message: m.Put) -> None:
         outcomes = bytearray()
-        at = 0
+        values: list[tuple[bytes, bytes]] = []
+        own: list[int] = []
         for name, size in zip(_names(message.offer.names), message.offer.sizes, strict=True):
             value = bytes(_exactly(sock, size))
-            sums = slice_sums(value)
-            if sums != message.sums[at : at + len(sums)]:
-                raise EOFError("a put with wrong sums")
-            at += len(sums)
-            outcomes.append(self._store(name, value))
+            values.append((name, value))
+            own += slice_sums(value)
+        sums = message.sums or list(struct.unpack(f"<{len(own)}Q", bytes(_exactly(sock, 8 * len(own)))))
+        if own != sums:
+            raise EOFError("a put with wrong sums")
+        outcomes += bytes([self._store(name, value) for name, value in values])
         sock.sendall(encode(m.Stored(op=message.offer.op, outcomes=bytes(outcomes))))
 
     def _on_offer(self, sock: socket.socket, message: m.Offer) -> None:
@@ -197,8 +199,9 @@ class FakeValueNode:
         self.leases.pop(message.lease, None)
 
     def _on_damaged(self, sock: socket.socket, message: m.Damaged) -> None:
-        for item in message.items:
-            self.values.pop(self.leases[message.lease][item], None)
+        leased = self.leases.get(message.lease, [])  # given back already, over another lane?
+        for item in message.items if leased else ():
+            self.values.pop(leased[item], None)
 
     def _on_exists(self, sock: socket.socket, message: m.Exists) -> None:
         tiers = bytes(int(name in self.values) for name in _names(message.names))

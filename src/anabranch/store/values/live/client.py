@@ -136,8 +136,8 @@ class Client:
         self._nodes = Nodes(session, addresses, link, self._workers, self._at_home)
         self._hot = HotReads(WriteConfig().hot_reads)
         self._reads = Reads(self._nodes, self._workers, lanes, self._read_remotely)
-        self._puts = Puts(self._nodes, self._workers, lanes)
         self._questions = Questions(self._nodes)
+        self._puts = Puts(self._nodes, self._workers, lanes, self._questions)
 
     # --- put ------------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,11 @@ class Client:
     ) -> list[Outcome]:
         """`replicas`: on how many nodes before the answer (0: what the namespace says). `durable`: on a disk before the
         answer. `chain`: each value is useless without the one before it (a prefix of blocks), and the first without
-        `parent`: then the last go first when room is needed."""
+        `parent`: then the last go first when room is needed.
+
+        A batch larger than what the node holds for this tenant drives out its own first values. If it is larger than
+        half of that, what is gone at the end is FULL; smaller ones are stored when this returns, as far as others leave
+        them there: OK is no promise against eviction (`pin`)."""
         return self._put_many(keys, values, self._call(), replicas, durable, chain, parent)
 
     # --- get ------------------------------------------------------------------------------------------------------

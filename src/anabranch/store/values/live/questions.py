@@ -56,6 +56,21 @@ class Questions:
                 known = [there or None for there in known]
         return known
 
+    def kept(self, pool: LanePool, names: bytes, call: Call) -> list[bool]:
+        """For each name that this node has just stored: it, or another one, still has it. True if nobody can say."""
+        count = len(names) // NAME_BYTES
+        try:
+            kept = [tier > 0 for tier in self._present(pool, names, call)]
+        except (Retryable, WireError):
+            return [True] * count
+        gone = [i for i, there in enumerate(kept) if not there]
+        found = self._where(_pick(names, gone), call) if gone else None
+        own = pool.welcome.node_id if pool.welcome is not None else ""
+        if found is not None:
+            for row, i in enumerate(gone):
+                kept[i] = any(holder[0] != own for holder in found.holders(row))
+        return kept
+
     def remove(self, names: bytes, call: Call) -> list[Outcome]:
         return self._everywhere(names, call, lambda part, op: Remove(op=op, names=part), by_all=True)
 
