@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -131,6 +131,28 @@ def test_views_are_leased_memory_of_the_node_and_end(here: Rig) -> None:
         views[0]
     assert not views.valid
     until(lambda: node.stat().census["leases"] == 0, "the lease's return")
+
+
+def test_an_array_that_outlives_its_view_is_an_error(here: Rig) -> None:
+    client = here.client(here.node(unix=True).address)
+    assert client.put("k", b"v" * 100) is OK
+    makers: list[Callable[[memoryview], object]] = [
+        lambda view: np.frombuffer(view, dtype=np.uint8),
+        lambda view: np.asarray(view)[3:],
+        lambda view: view[1:],
+    ]
+    for make in makers:
+        with pytest.raises(BufferError, match="copy"), client.acquire(["k"]) as views:
+            kept = make(views[0])  # type: ignore[arg-type]
+        assert not views.valid
+        with pytest.raises(KeyError, match="matters"), client.acquire(["k"]) as views:
+            kept = (make(views[0]), {}["the one that matters"])  # type: ignore[arg-type]
+    with client.acquire(["k"]) as views:
+        kept = np.frombuffer(views[0], dtype=np.uint8).copy()  # type: ignore[arg-type]
+    assert bytes(kept) == b"v" * 100
+    with here.client(here.nodes[0].address, local=False) as far, far.acquire(["k"]) as views:
+        kept = np.frombuffer(views[0], dtype=np.uint8)  # type: ignore[arg-type]
+    assert bytes(kept) == b"v" * 100
 
 
 def test_a_view_whose_lease_ended_is_not_given_out(here: Rig) -> None:
@@ -367,7 +389,7 @@ def test_only_slices_that_did_not_arrive_are_sent_again(here: Rig, fault: str, l
     client = here.client(node.address, lanes=lanes)
     client.put("warm", b"")
     node.faults += [fault, fault]
-    value = noise(12 << 20)
+    value = noise(20 << 20)
     assert client.put("a", value) is OK
     assert client.get("a") == value
     assert node.faults == []

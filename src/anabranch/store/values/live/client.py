@@ -161,9 +161,8 @@ class Client:
         answer. `chain`: each value is useless without the one before it (a prefix of blocks), and the first without
         `parent`: then the last go first when room is needed.
 
-        A batch larger than what the node holds for this tenant drives out its own first values. If it is larger than
-        half of that, what is gone at the end is FULL; smaller ones are stored when this returns, as far as others leave
-        them there: OK is no promise against eviction (`pin`)."""
+        A batch larger than half of what the node holds for this tenant may drive out its own values: what is gone at
+        the end is FULL. OK is no promise against later eviction (`pin`)."""
         return self._put_many(keys, values, self._call(), replicas, durable, chain, parent)
 
     # --- get ------------------------------------------------------------------------------------------------------
@@ -182,7 +181,8 @@ class Client:
 
     def acquire(self, keys: Sequence[Key]) -> Views:
         """Values to look at, for a while: `with client.acquire(keys) as views`. No copy is made of what the home node
-        has, if it runs on this host."""
+        has, if it runs on this host: its views are good for `store.lease_s` (10 s) or until `renew`, and only while the
+        node's process lives; ask `valid` afterwards. Arrays made of them must be gone or copied before the end."""
         return self._acquire(keys, self._call())
 
     # --- questions ------------------------------------------------------------------------------------------------

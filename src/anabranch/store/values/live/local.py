@@ -12,6 +12,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 
 from anabranch.core.errors import AnabranchError, Unavailable
 from anabranch.core.live.buffers import address_of
@@ -112,11 +113,14 @@ class LocalMemory:
         return got
 
     def view(self, offset: int, size: int) -> memoryview:
-        """A read-only view of leased bytes. Raises Unavailable if they lie outside of what is mapped."""
+        """A read-only view of leased bytes, whose exporter (`view.obj`) is its own: as long as that one lives,
+        something shows these bytes. Raises Unavailable if they lie outside of what is mapped."""
         arena = self._arena
         if arena is None or not 0 <= offset <= offset + size <= self._size:
             raise Unavailable("the node's memory is not what it was when it was mapped")
-        return arena[offset : offset + size]
+        exporter = _array_type(size).from_address(self._base + offset)
+        exporter.arena = arena  # type: ignore[attr-defined]  # mapped as long as it is seen
+        return memoryview(exporter).toreadonly().cast("B") if size else memoryview(exporter).toreadonly()
 
     def _copied(self, name: bytes, place: Place, sink: Sink) -> Got | None:
         arena, room = self._arena, sink.room
@@ -136,6 +140,12 @@ class LocalMemory:
             else:
                 ctypes.memmove(ctypes.addressof(ctypes.c_char.from_buffer(view)), self._base + at, count)
             at += count
+
+
+@lru_cache(maxsize=256)
+def _array_type(size: int) -> type[ctypes.Array[ctypes.c_ubyte]]:
+    """Making such a type costs more than making the view."""
+    return ctypes.c_ubyte * size
 
 
 def _map(path: str, inode: int) -> mmap.mmap:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import overload
@@ -17,12 +18,14 @@ GRACE_S = 0.2
 
 class Views(Sequence[memoryview | None]):
     """A context manager. `views[i]` is a read-only memoryview of value i, or None if it did not come (see `got[i]`). On
-    leaving, the lease goes back and every view is released: using one later raises ValueError.
+    leaving, the lease goes back and every view is released: using one later raises ValueError. If something made of a
+    view is still there (an array of `numpy.frombuffer(view)`, a slice of it), leaving raises BufferError, unless
+    another exception is on its way: copy what shall stay, or keep the views open.
 
-    A view is good until the lease ends: hold it shorter than `left_s`, or call `renew`. After the end `views[i]` raises
-    StaleLease, and bytes read since may be another value's: what was computed from them counts only if `valid` is still
-    true afterwards (it is not after the node's death, either). Copies (`zero_copy` False, the value came from another
-    host) are good for ever.
+    A view is good until the lease ends, `store.lease_s` of the node (10 s, if nobody set it) after it was taken: hold
+    it shorter than `left_s`, or call `renew`. It is good only while the node's process lives. After the end `views[i]`
+    raises StaleLease, and bytes read since may be another value's: what was computed from them counts only if `valid`
+    is still true afterwards. Copies (`zero_copy` False, the value came from another host) are good for ever.
     """
 
     def __init__(
@@ -68,16 +71,23 @@ class Views(Sequence[memoryview | None]):
         return self.left_s
 
     def release(self) -> None:
-        """What leaving the context does."""
+        """What leaving the context does. Raises BufferError, once, if something made of a view is still there; the
+        lease is over all the same."""
         if self._over:
             return
         self._over = True
-        for view in self._views:
-            if view is not None:
-                # A view that the caller made of this view stays; what it shows is no longer promised.
-                with contextlib.suppress(BufferError):
-                    view.release()
+        used = [
+            i for i, view in enumerate(self._views) if self.zero_copy(i) and view is not None and not _released(view)
+        ]
+        for i in self._copied:
+            with contextlib.suppress(BufferError):  # its bytes stay what they are
+                self._views[i].release()  # type: ignore[union-attr]
         self._give_back()
+        if used:
+            raise BufferError(
+                f"an array or a slice of view {used[0]} is still there, and what it shows is no longer the value for "
+                "sure: copy it (e.g. array.copy()), or keep the views open for as long as it is used"
+            )
 
     def __enter__(self) -> Views:
         return self
@@ -85,7 +95,8 @@ class Views(Sequence[memoryview | None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        with contextlib.suppress(*() if error is None else (BufferError,)):
+            self.release()
 
     def __len__(self) -> int:
         return len(self._views)
@@ -106,3 +117,13 @@ class Views(Sequence[memoryview | None]):
 
     def __iter__(self) -> Iterator[memoryview | None]:
         return (self[i] for i in range(len(self._views)))
+
+
+def _released(view: memoryview) -> bool:
+    """Whether nothing is left that shows the view's bytes. numpy and slices hold the exporter, not the view itself."""
+    exporter = weakref.ref(view.obj)
+    try:
+        view.release()
+    except BufferError:
+        return False
+    return exporter() is None
