@@ -431,8 +431,8 @@ def test_nonsense_ends_the_lane_and_nothing_else(rig: NodeRig, caller: Caller) -
     for message in (
         Offer(op=1, names=b"short", sizes=[1]),
         Offer(op=1, names=one, sizes=[-1]),
-        Put(offer=Offer(op=1, names=one, sizes=[2 * MIB]), sums=[0, 0, 0, 0]),
-        Put(offer=Offer(op=1, names=one, sizes=[2]), sums=[]),
+        Put(offer=Offer(op=1, names=one, sizes=[17 * MIB])),
+        Put(offer=Offer(op=1, names=one, sizes=[2]), sums=[0, 0]),
         Slice(put=77, item=0, slice=0, sum=0),
         Exists(op=1, names=b"x"),
         Denied(reason="I am a node"),

@@ -31,14 +31,17 @@ class Group(msgspec.Struct, frozen=True):
         return range(self.first, self.first + self.count)
 
 
-def group(sizes: Sequence[int | None]) -> list[Group]:
-    """Cover all items, in order. `sizes`: at most as many bytes; None: unknown (then tried inline)."""
+def group(
+    sizes: Sequence[int | None], *, inline_bytes: int = INLINE_BYTES, together_bytes: int = INLINE_BYTES
+) -> list[Group]:
+    """Cover all items, in order. `sizes`: at most as many bytes; None: unknown (then tried inline). Items of at most
+    `inline_bytes` are inline, as many in a group as `together_bytes` hold, at least one."""
     groups: list[Group] = []
     first, total, inline = 0, 0, True
     for i, size in enumerate(sizes):
         weight = INLINE_BYTES // UNKNOWN_TOGETHER if size is None else size
-        small = weight <= INLINE_BYTES
-        limit = INLINE_BYTES if small else WAVE_BYTES
+        small = weight <= inline_bytes
+        limit = together_bytes if small else WAVE_BYTES
         most = SMALL_TOGETHER if small else MAX_ITEMS
         if i > first and (small != inline or total + weight > limit or i - first >= most):
             groups.append(Group(first, i - first, inline))

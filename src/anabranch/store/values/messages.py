@@ -226,21 +226,24 @@ class Presence(Message, frozen=True, kw_only=True):
 
 
 class Remove(Message, frozen=True, kw_only=True):
-    """`everywhere`: on all nodes that the directory knows; else on this one."""
+    """`everywhere`: on all nodes that the directory knows; else on this one. `ident`: how nodes call this removal among
+    each other (`Missed`)."""
 
     op: int
     names: bytes
     everywhere: bool = True
+    ident: bytes = b""
 
 
 class Invalidate(Message, frozen=True, kw_only=True):
     """Drop every value of the session's tenant (`epoch` None), or of one epoch of it, in every tier; puts under way
-    end STALE. A trusted caller may name another `tenant`. `everywhere`: on all nodes."""
+    end STALE. A trusted caller may name another `tenant`. `everywhere`: on all nodes. `ident` as in Remove."""
 
     op: int
     tenant: str = ""
     epoch: str | None = None
     everywhere: bool = True
+    ident: bytes = b""
 
 
 class Pin(Message, frozen=True, kw_only=True):
@@ -311,6 +314,23 @@ class Entries(Message, frozen=True, kw_only=True):
     rows: list[tuple[bytes, int, bytes, str, int]]
 
 
+class Missed(Message, frozen=True, kw_only=True):
+    """A node that was away, to each other one: what was removed and invalidated at `since` (seconds since 1970) or
+    later?"""
+
+    op: int
+    since: float
+
+
+class MissedReply(Message, frozen=True, kw_only=True):
+    """`events`: as `store.values.missed.Event`, what the answering node was asked for or told of. `complete` False: it
+    does not remember so long."""
+
+    op: int
+    events: list[tuple[float, bytes, bytes, str, str | None]]
+    complete: bool = True
+
+
 TIERS = ("dram", "ssd", "backing")
 
 ClientToNode = (
@@ -334,6 +354,7 @@ ClientToNode = (
     | Drain
     | Verify
     | Listing
+    | Missed
     | StatRequest
 )
-NodeToClient = Greeting | Welcome | Denied | Granted | Stored | Found | Presence | Done | Entries | Stat
+NodeToClient = Greeting | Welcome | Denied | Granted | Stored | Found | Presence | Done | Entries | MissedReply | Stat

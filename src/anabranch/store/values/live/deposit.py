@@ -25,7 +25,20 @@ from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.crew import WORTH_BYTES, Crew
 from anabranch.store.values.live.lane import Lane
 from anabranch.store.values.live.lanes import LanePool
-from anabranch.store.values.messages import Abandon, Exists, Granted, Offer, Presence, Put, Seal, Slice, Stored
+from anabranch.store.values.live.single import STREAMED_BYTES
+from anabranch.store.values.messages import (
+    INLINE_BYTES,
+    STREAM_BYTES,
+    Abandon,
+    Exists,
+    Granted,
+    Offer,
+    Presence,
+    Put,
+    Seal,
+    Slice,
+    Stored,
+)
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.parts import Parts, sum_of
 from anabranch.store.values.scope import NAME_BYTES
@@ -91,7 +104,10 @@ class Deposit:
     def run(self) -> list[Outcome]:
         """One for each name. UNREACHABLE: the node failed, or takes nothing any more, before the item was stored.
         Raises AccessDenied."""
-        groups = deque(group([value.size for value in self._values]))
+        # Over several rails slices are spread; over one a stream keeps both ends busy.
+        stream = INLINE_BYTES if self._pool.several_rails else STREAM_BYTES
+        sizes = [value.size for value in self._values]
+        groups = deque(group(sizes, inline_bytes=stream))
         attempts = Attempts()
         try:
             while groups and attempts.left:
@@ -134,10 +150,13 @@ class Deposit:
             if sent < len(groups) and groups[sent].inline and len(waiting) < UNANSWERED_PUTS:
                 items = self._open_items(groups[sent])
                 sent += 1
-                sums = [one for i in items for one in self._values[i].sums()]
-                put = Put(offer=self._offer(items), sums=sums)
-                lane.send(put, payload=[view for i in items for view in self._values[i].views])
-                waiting.append((put.offer.op, items))
+                offer, values = self._offer(items), [self._values[i] for i in items]
+                if sum(value.size for value in values) < STREAMED_BYTES:
+                    sums = [one for value in values for one in value.sums()]
+                    lane.send(Put(offer=offer, sums=sums), payload=[view for value in values for view in value.views])
+                else:
+                    lane.send_stream(Put(offer=offer), values)
+                waiting.append((offer.op, items))
             elif waiting:
                 op, items = waiting.popleft()
                 self._settle(items, self._stored(lane, op, len(items)).outcomes, lane)

@@ -22,7 +22,9 @@ from anabranch.core.errors import AccessDenied, AnabranchError, DeadlineExceeded
 from anabranch.core.live.tls import is_tls
 from anabranch.core.messages import Message
 from anabranch.core.wire import HEADER, MAX_FRAME_BYTES, encode
-from anabranch.store.values.messages import Denied, NodeToClient, Trace
+from anabranch.store.values.messages import Denied, NodeToClient, Put, Trace
+from anabranch.store.values.parts import Parts, sum_of
+from anabranch.store.values.slices import SLICE_BYTES, slice_bounds
 from anabranch.transfer.live.rails import Permit, Rail
 
 BUFFER_BYTES = 4 << 20
@@ -124,6 +126,28 @@ class Lane:
             self.send_views([memoryview(frames), *payload])
         else:
             self.send_views([memoryview(frames)])
+
+    def send_stream(self, put: Put, values: Sequence[Parts]) -> None:
+        """A put whose sums come behind its bytes: each piece is summed after it was sent, while the cache has it and
+        the node is at work on it."""
+        views = [memoryview(encode(put))]
+        sums: list[int] = []
+        pieces: list[list[memoryview]] = []
+        waiting = 0
+        for value in values:
+            for start, end in slice_bounds(value.size):
+                pieces.append(value.cut(start, end))
+                views += pieces[-1]
+                waiting += end - start
+                if waiting >= SLICE_BYTES:
+                    self.send_views(views)
+                    sums += map(sum_of, pieces)
+                    views, pieces, waiting = [], [], 0
+        if pieces:
+            self.send_views(views)
+            sums += map(sum_of, pieces)
+            views = []
+        self.send_views([*views, memoryview(struct.pack(f"<{len(sums)}Q", *sums))])
 
     def send_views(self, views: Sequence[memoryview]) -> None:
         at, offset = 0, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,11 +13,11 @@ from anabranch.core.faults import Faults
 from anabranch.store.values.entries import Entry
 from anabranch.store.values.live.node_custody import Custody, NodeSession, check_items
 from anabranch.store.values.live.node_lane import NodeLane
-from anabranch.store.values.messages import INLINE_BYTES, Abandon, Granted, Offer, Put, Seal, Slice, Stored
+from anabranch.store.values.messages import STREAM_BYTES, Abandon, Granted, Offer, Put, Seal, Slice, Stored
 from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.puts import Item
 from anabranch.store.values.puts import Put as OpenPut
-from anabranch.store.values.slices import slice_count, slice_sum, slice_sums, value_sum
+from anabranch.store.values.slices import SLICE_BYTES, slice_bounds, slice_count, slice_sum, slice_sums, value_sum
 
 TAKE_OVER_S = 2.0
 """How long a lane that was shut may take to let go of a slice."""
@@ -60,18 +61,23 @@ class PutDesk:
     def put(self, lane: NodeLane, session: NodeSession, message: Put) -> None:
         offer, sums = message.offer, message.sums
         total = sum(offer.sizes)
-        if total > INLINE_BYTES or min(offer.sizes, default=0) < 0:
-            raise WireError(f"a put of {total} bytes behind its message; at most {INLINE_BYTES}")
-        if len(sums) != sum(map(slice_count, offer.sizes)):
+        if total > STREAM_BYTES or min(offer.sizes, default=0) < 0:
+            raise WireError(f"a put of {total} bytes behind its message; at most {STREAM_BYTES}")
+        slices = sum(map(slice_count, offer.sizes))
+        behind = slices > 0 and not sums
+        if not behind and len(sums) != slices:
             raise WireError(f"{len(sums)} sums do not belong to the sizes")
         put = self._begin(session, offer)
         if put is None:
-            lane.discard(total)
+            lane.discard(total + (8 * slices if behind else 0))
             lane.send(Stored(op=offer.op, outcomes=bytes([Outcome.DENIED]) * len(offer.sizes)))
             return
         custody = self._custody
         try:
-            right = self._receive(lane, put, sums)
+            if behind:
+                right, sums = self._receive_stream(lane, put)
+            else:
+                right = self._receive(lane, put, sums)
         except BaseException:
             with custody.lock:
                 for item in put.items:
@@ -260,6 +266,29 @@ class PutDesk:
             right.append(own == list(sums[at : at + len(own)]))
             at += len(own)
         return right
+
+    def _receive_stream(self, lane: NodeLane, put: OpenPut) -> tuple[list[bool], list[int]]:
+        """As `_receive`, for sums that come behind the bytes; each slice is read while the cache still has it."""
+        data = self._custody.memory.data
+        own: list[int] = []
+        for item in put.items:
+            wanted = item.outcome is Outcome.SEND
+            scratch = None if wanted else memoryview(bytearray(min(item.size, SLICE_BYTES)))
+            for start, end in slice_bounds(item.size):
+                view = data[item.start + start : item.start + end] if scratch is None else scratch[: end - start]
+                lane.receive_into(view)
+                if self._faults.at("node.put.inline") == "flip":
+                    view[0] ^= 1
+                own.append(slice_sum(view))
+        behind = memoryview(bytearray(8 * len(own)))
+        lane.receive_into(behind)
+        sums = list(struct.unpack(f"<{len(own)}Q", behind))
+        right, at = [], 0
+        for item in put.items:
+            count = slice_count(item.size)
+            right.append(own[at : at + count] == sums[at : at + count])
+            at += count
+        return right, sums
 
     def _take(self, item: Item, sums: tuple[int, ...], whole: bool, entries: list[Entry]) -> None:
         puts = self._custody.puts

@@ -17,6 +17,8 @@ from anabranch.store.values.outcome import Outcome
 from anabranch.store.values.parts import Parts, sum_of
 from anabranch.transfer.live.workers import Workers
 
+STREAMED_BYTES = 128 << 10
+"""From here on a sum before the bytes would cost more than one more call of the kernel."""
 _UNREACHABLE = Got(Outcome.UNREACHABLE)
 
 
@@ -53,13 +55,16 @@ def get_one(pool: LanePool, workers: Workers, name: bytes, sink: Sink, call: Cal
 
 
 def put_one(pool: LanePool, offer: Offer, value: Parts, call: Call) -> Outcome | None:
-    """For a value of at most INLINE_BYTES."""
+    """For a value of at most STREAM_BYTES."""
     try:
         lane = pool.take(call)
     except (Retryable, WireError):
         return Outcome.UNREACHABLE
     try:
-        lane.send(Put(offer=offer, sums=value.sums()), payload=value.views)
+        if value.size < STREAMED_BYTES:
+            lane.send(Put(offer=offer, sums=value.sums()), payload=value.views)
+        else:
+            lane.send_stream(Put(offer=offer), [value])
         outcome = Outcome(lane.answer(Stored, offer.op).outcomes[0])
     except (Retryable, WireError) as error:
         _failed(pool, lane, call)
