@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from value_lanes import MIB, Caller, NodeRig, arena_path, name, until
 
+from anabranch.core.authentication import Credentials
 from anabranch.store.config import DirectoryConfig
 from anabranch.store.live.directory_link import DirectoryLink
 from anabranch.store.live.directory_server import DirectoryServer
@@ -150,6 +152,48 @@ def test_invalidate_reaches_every_node(store: Store) -> None:
     until(lambda: len(store.link.nodes()) == 1, "the directory has lost the node")
     store.rigs[0].again()
     until(lambda: store.rigs[0].node.joined, "the node is back")
+
+
+@pytest.mark.parametrize("what", ["remove", "epoch", "tenant", "forgotten"])
+def test_a_node_that_was_away_does_not_bring_back_what_others_removed(store: Store, what: str) -> None:
+    first, second = store.add(replicas=2), store.add(replicas=2)
+    names, kept = [name() for _ in range(5)], name()
+    first.put(names, [b"x" * 100] * 5)
+    other = Caller(store.rigs[0].node.address, Credentials(tenant="other"))
+    other.put([kept], [b"y"])
+    until(lambda: os.path.getsize(store.rigs[0].folder / "data" / "joined") == 8, "it knows since when it is joined")
+    first.close()
+    other.close()
+    store.rigs[0].node.stop(keep=True)
+    until(lambda: len(store.link.nodes()) == 1, "the directory has lost the node")
+    if what == "remove":
+        assert second.ask(Remove(op=1, names=b"".join(names))).outcomes != bytes([MISSING] * 5)
+    else:
+        assert second.ask(Invalidate(op=1, epoch=None if what == "tenant" else "")).places["n1/dram"] == 5
+    if what == "forgotten":
+        with store.rigs[1].node._peers.missed._lock:
+            store.rigs[1].node._peers.missed._file.log.dropped = time.time()
+    node = store.rigs[0].again()
+    again = store.callers[0] = Caller(node.address)
+    other = Caller(node.address, Credentials(tenant="other"))
+    assert store.here(0, names) == 0
+    assert other.get([kept]) == [MISSING if what == "forgotten" else b"y"]
+    other.close()
+    assert again.put([names[0]], [b"new"]) == [OK]
+    until(lambda: node.joined, "the node is back")
+    node._peers.missed._catch_up_again(joins=True)
+    if what != "forgotten":
+        assert again.get([names[0]]) == [b"new"], "it was told once"
+
+
+def test_a_node_alone_with_its_directory_away_serves_what_it_had(store: Store) -> None:
+    first, one = store.add(), name()
+    first.put([one], [b"x"])
+    first.close()
+    store.rigs[0].node.stop(keep=True)
+    store.directory.stop()
+    store.callers[0] = Caller(store.rigs[0].again().address)
+    assert store.callers[0].get([one]) == [b"x"]
 
 
 def test_prefetch_brings_values_of_other_nodes(store: Store) -> None:

@@ -76,6 +76,18 @@ class NodeDirectory:
     def alone(self) -> bool:
         return self._link is None
 
+    @property
+    def configured(self) -> bool:
+        return bool(self._config.directory)
+
+    def peek(self, timeout_s: float) -> list[NodeRow]:
+        """`others` as of now, also before this node has joined. Raises Unavailable."""
+        link = DirectoryLink(self._config.directory, None, self._dial)
+        try:
+            return [row for row in link.nodes(timeout_s) if row.node_id != self.node_id and not row.layout]
+        finally:
+            link.close()
+
     def changed(self) -> None:
         """Something came or went: the directory hears of it within some milliseconds."""
         if self._link is not None and not self._news.is_set():

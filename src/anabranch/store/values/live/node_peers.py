@@ -21,6 +21,7 @@ from anabranch.store.values.live.node_drain import NodeDrain
 from anabranch.store.values.live.node_imports import Imports
 from anabranch.store.values.live.node_lane import NodeLane
 from anabranch.store.values.live.node_lanes import PEER_PREFIX, NodeLanes
+from anabranch.store.values.live.node_missed import NodeMissed
 from anabranch.store.values.live.node_pool import Work, WorkPool
 from anabranch.store.values.live.node_tiers import NodeTiers
 from anabranch.store.values.messages import Done, Drain, Invalidate, Prefetch, Remove
@@ -51,6 +52,7 @@ class NodePeers:
         access: Access,
         tls: Tls | None,
         links: Links,
+        data_dir: str,
     ) -> None:
         self._node_id = node_id
         self._replicas = writes.replicas
@@ -60,6 +62,7 @@ class NodePeers:
         self._pool = WorkPool("peers", PEER_THREADS, stuck_s=60.0)
         self._repairs = 0
         self.directory = NodeDirectory(node_id, config, writes, custody, tiers, access, tls)
+        self.missed = NodeMissed(node_id, data_dir, custody, tiers, self.directory, self._lanes)
         self._imports = Imports(custody, self._lanes)
         self._copies = Copies()
         self._drain = NodeDrain(
@@ -74,8 +77,10 @@ class NodePeers:
 
     def start(self, address: str) -> None:
         self.directory.start(address, self._repair)
+        self.missed.start()
 
     def close(self) -> None:
+        self.missed.close()
         self.directory.leave()
         self._lanes.close()
         self._pool.close()
@@ -225,17 +230,18 @@ class NodePeers:
         names = split_names(message.names)
         scope = session.scope.scope
         self._imports.cancel(names)
+        ident = self.missed.heard(message.ident if session.peer else b"", names=message.names) if names else b""
         outcomes = bytearray(calls.remove(session, names))
         if scope is not None:
-            self._remove_copies(scope, names, outcomes)
+            self._remove_copies(scope, names, outcomes, ident)
         if message.everywhere and scope is not None and not self.directory.alone:
-            for i, outcome in self._remove_elsewhere(scope, message.names).items():
+            for i, outcome in self._remove_elsewhere(scope, message.names, ident).items():
                 if outcome is Outcome.UNREACHABLE or outcomes[i] == Outcome.MISSING:
                     outcomes[i] = outcome
         self.directory.changed()
         lane.send(Done(op=message.op, outcomes=bytes(outcomes)))
 
-    def _remove_copies(self, scope: Scope, names: list[bytes], outcomes: bytearray) -> None:
+    def _remove_copies(self, scope: Scope, names: list[bytes], outcomes: bytearray, ident: bytes) -> None:
         """From nodes that got a copy here so lately that nobody else may know of it."""
         with self._custody.lock:
             copies = self._copies.take(names)
@@ -248,14 +254,14 @@ class NodePeers:
         gone: set[bytes] = set()
         for to, mine in copies.items():
             address = addresses.get(to, "" if to.startswith(PEER_PREFIX) else to)
-            results = self._ask_remove(address, scope, b"".join(mine)) if address else [Outcome.UNREACHABLE]
+            results = self._ask_remove(address, scope, b"".join(mine), ident) if address else [Outcome.UNREACHABLE]
             if Outcome.UNREACHABLE in results:
                 gone.update(mine)
         for i, name in enumerate(names):
             if name in gone:
                 outcomes[i] = Outcome.UNREACHABLE
 
-    def _remove_elsewhere(self, scope: Scope, names: bytes) -> dict[int, Outcome]:
+    def _remove_elsewhere(self, scope: Scope, names: bytes, ident: bytes) -> dict[int, Outcome]:
         count = len(names) // NAME_BYTES
         found = self.directory.where(names)
         holders: dict[str, list[int]] = defaultdict(list)
@@ -266,7 +272,7 @@ class NodePeers:
             except AnabranchError:
                 return dict.fromkeys(range(count), Outcome.UNREACHABLE)
             for address in holders:
-                self._ask_remove(address, scope, names)
+                self._ask_remove(address, scope, names, ident)
             # Somebody who may have them could not be asked, and brings them back when it returns.
             return dict.fromkeys(range(count), Outcome.UNREACHABLE)
         for i in range(len(found)):
@@ -276,16 +282,16 @@ class NodePeers:
         outcomes: dict[int, Outcome] = {}
         for address, items in holders.items():
             asked = b"".join([names[i * NAME_BYTES : (i + 1) * NAME_BYTES] for i in items])
-            results = self._ask_remove(address, scope, asked)
+            results = self._ask_remove(address, scope, asked, ident)
             for i, result in zip(items, results, strict=True):
                 if outcomes.get(i) is not Outcome.UNREACHABLE:
                     outcomes[i] = result if result is not Outcome.MISSING else outcomes.get(i, Outcome.MISSING)
         return outcomes
 
-    def _ask_remove(self, address: str, scope: Scope, names: bytes) -> list[Outcome]:
+    def _ask_remove(self, address: str, scope: Scope, names: bytes, ident: bytes = b"") -> list[Outcome]:
         count = len(names) // NAME_BYTES
         try:
-            done = self._lanes.ask(address, scope, Remove(op=0, names=names, everywhere=False), Done)
+            done = self._lanes.ask(address, scope, Remove(op=0, names=names, everywhere=False, ident=ident), Done)
         except AnabranchError:
             return [Outcome.UNREACHABLE] * count
         results = [Outcome(byte) for byte in done.outcomes]
@@ -296,6 +302,7 @@ class NodePeers:
         if tenant != session.caller.tenant and not session.caller.trusted:
             lane.send(Done(op=message.op, outcomes=bytes([Outcome.DENIED])))
             return
+        ident = self.missed.heard(message.ident if session.peer else b"", tenant=tenant, epoch=message.epoch)
         with self._custody.lock:
             if message.epoch is not None and session.scope.scope is not None:
                 # Perhaps other tiers have values of it that this process has not heard of.
@@ -307,21 +314,21 @@ class NodePeers:
             gone["keys"] = self._tiers.keys.renew(tenant, [state.digest for state in states])
         places = {f"{self._node_id}/{tier}": count for tier, count in gone.items()}
         if message.everywhere:
-            places.update(self._invalidate_elsewhere(tenant, message.epoch))
+            places.update(self._invalidate_elsewhere(tenant, message.epoch, ident))
             if self._custody.now() > barred_until:
                 # It took so long that the first may have taken copies from the last again.
                 places.update((place, -1) for place in places if place.startswith(f"{self._node_id}/"))
         self.directory.changed()
         lane.send(Done(op=message.op, places=places))
 
-    def _invalidate_elsewhere(self, tenant: str, epoch: str | None) -> dict[str, int]:
+    def _invalidate_elsewhere(self, tenant: str, epoch: str | None, ident: bytes) -> dict[str, int]:
         places: dict[str, int] = {}
         try:
             rows = self.directory.others()
         except AnabranchError:
             return {"directory": -1}
         for row in rows:
-            message = Invalidate(op=0, tenant=tenant, epoch=epoch, everywhere=False)
+            message = Invalidate(op=0, tenant=tenant, epoch=epoch, everywhere=False, ident=ident)
             try:
                 done = self._lanes.ask(row.address, Scope(tenant, epoch=epoch or ""), message, Done, 30.0)
                 places.update(done.places)

@@ -48,6 +48,7 @@ from anabranch.store.values.messages import (
     Introduce,
     Invalidate,
     Listing,
+    Missed,
     Offer,
     Pin,
     Prefetch,
@@ -126,7 +127,7 @@ class ValueNode:
         self._tiers = NodeTiers(self.custody, self._scopes, writes or WriteConfig(), disk, backing)
         self._tiers.keys = keys
         self._peers = NodePeers(
-            node_id, config, writes or WriteConfig(), self.custody, self._tiers, access, tls, self._links
+            node_id, config, writes or WriteConfig(), self.custody, self._tiers, access, tls, self._links, data_dir
         )
         self._adopt(found)
         self._gets = GetDesk(self.custody, faults, self._tiers.load if self._tiers.there else None, self._peers.used)
@@ -161,6 +162,7 @@ class ValueNode:
     def start(self) -> None:
         """Raises Unavailable if an address is taken."""
         self._memory.touch()
+        self._peers.missed.catch_up()
         try:
             for address in (*split_addresses(self.config.listen), self._unix_address):
                 if address:
@@ -317,6 +319,7 @@ class ValueNode:
             Invalidate: peers.invalidate,
             Prefetch: peers.prefetch,
             Drain: peers.drain,
+            Missed: peers.missed.answer,
             Trace: lambda lane, session, message: setattr(lane, "trace", message.context),
             StatRequest: lambda lane, session, message: lane.send(self.stat()),
         }

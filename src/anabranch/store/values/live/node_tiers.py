@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from anabranch.core.errors import AnabranchError, Unavailable
@@ -247,15 +247,16 @@ class NodeTiers:
         """Under the lock. It is filed with its first value."""
         return self._custody.shelf.scopes.open(scope)
 
-    def invalidate(self, states: list[ScopeState]) -> dict[str, int]:
-        """Tier → how many values went, -1 where it could not be made sure. When this returns, nobody finds them."""
+    def invalidate(self, states: list[ScopeState], *, shared: bool = True) -> dict[str, int]:
+        """Tier → how many values went, -1 where it could not be made sure. When this returns, nobody finds them.
+        `shared`: also from the tier that other nodes use too."""
         custody = self._custody
         digests = [state.digest for state in states]
         places = {"dram": self._drop(states, digests)}
         dead = set(states)
         with custody.lock:
             sure = self._appends.wait(lambda entry: entry.scope in dead, REMOVE_S)
-        for tier, name in ((self.disk, "ssd"), (self.backing, "backing")):
+        for tier, name in ((self.disk, "ssd"), (self.backing if shared else None, "backing")):
             if tier is not None:
                 try:
                     gone = tier.invalidate(digests)
@@ -266,6 +267,43 @@ class NodeTiers:
             # What was loaded meanwhile came from a tier that still had it.
             self._drop(states, digests)
         return places
+
+    def forget(self, names: list[bytes]) -> int:
+        """Drop what others removed while this node was away, here only; how many it had."""
+        gone, wanted = 0, set(names)
+        with self._custody.lock:
+            if self.loader is not None:
+                self.loader.cancel(names)
+            for writer in self._writers:
+                writer.cancel(names)
+            self._appends.wait(lambda entry: entry.name in wanted, REMOVE_S)
+            for state in self._custody.shelf.scopes.states():
+                found = [entry for name in wanted if (entry := state.entries.get(name)) is not None]
+                for entry in found:
+                    self._custody.shelf.drop(entry)
+                gone += len(found)
+            self._custody.notice()
+        disk = self.disk
+        mine = [name for name in names if disk.record(name) is not None] if disk is not None else []
+        if disk is not None and mine:
+            disk.remove(mine)
+            with self._custody.lock:
+                if self.ssd_changed is not None:
+                    self.ssd_changed.update(dict.fromkeys(mine, False))
+        return gone + len(mine)
+
+    def forget_scopes(self, concerned: Callable[[Scope | None], bool]) -> int:
+        """Drop what others invalidated while this node was away, here only; how many values went. None: a scope of
+        which only the digest is known."""
+        disk = self.disk
+        records = (disk.record(name) for name in disk.names()) if disk is not None else ()
+        digests = {record.scope for record in records if record is not None}
+        with self._custody.lock:
+            scopes = self._custody.shelf.scopes
+            for digest in digests:
+                scopes.known(digest)
+            states = [state for state in scopes.states() if concerned(state.scope)]
+        return sum(max(0, count) for count in self.invalidate(states, shared=False).values()) if states else 0
 
     def _drop(self, states: list[ScopeState], digests: list[bytes]) -> int:
         """From DRAM; how many there were."""
@@ -292,6 +330,11 @@ class NodeTiers:
             if record is not None:
                 rows.append((name, record.size, record.scope, "ssd", 0))
         return rows
+
+    @property
+    def holds(self) -> bool:
+        """There is something on the SSD."""
+        return self.disk is not None and self.disk.used_bytes > 0
 
     @property
     def on_disk(self) -> int:
