@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from certificates import Authority
+from value_rig import until
 
+import anabranch
 from anabranch.core.authentication import Access, Credentials, TenantRules
 from anabranch.core.errors import AccessDenied, AnabranchError, ConfigError, Unavailable
 from anabranch.core.live.handshake import Dialer
 from anabranch.core.live.tls import Tls
 from anabranch.core.wire import FrameDecoder, encode
 from anabranch.store.config import DirectoryConfig
+from anabranch.store.live.directory_feed import AnnouncingNode
 from anabranch.store.live.directory_link import DirectoryLink
 from anabranch.store.live.directory_server import DirectoryServer
 from anabranch.store.live.stat_client import ask_stat
 from anabranch.store.messages import Announce, DirectoryToNode, Join, ListNodes, NodeList
+from anabranch.store.outbox import Holdings
+from anabranch.testing.live.fake_value_node import FakeValueNode
 
 CLUSTER, ALICE = b"c" * 32, b"a" * 32
 ACCESS = Access(cluster_secret=CLUSTER, tenants={"alice": TenantRules(secret=ALICE)})
@@ -61,6 +67,51 @@ def test_nodes_announce_and_tenants_look_up(serve: Callable[..., DirectoryServer
     assert announced(NODE, address)
     link.close()
     assert ask_stat(address, timeout_s=30, dial=TENANT).name == "directory"
+
+
+def test_a_client_without_the_right_secret_is_told_so_every_time(serve: Callable[..., DirectoryServer]) -> None:
+    address = serve(ACCESS).address
+    for secret, words in ((None, "asks for a secret"), (b"x" * 32, "does not open")):
+        with anabranch.Client(directory=address, secret=secret, timeout_s=30) as client:
+            for _ in range(3):
+                with pytest.raises(AccessDenied, match=words):
+                    client.get("k")
+
+
+def test_a_node_for_a_directory_and_the_other_way_round(serve: Callable[..., DirectoryServer]) -> None:
+    with closing(FakeValueNode()) as node:
+        clients = [(anabranch.Client(directory=node.address, timeout_s=30), "is a store node and no directory")]
+        for access, words in ((ACCESS, "is a directory and no store node"), (Access(), "or is a directory")):
+            clients.append((anabranch.Client(serve(access).address, timeout_s=1), words))
+        for client, words in clients:
+            with client, pytest.raises(Unavailable, match=words):
+                client.get("k")
+
+
+def test_a_node_that_is_not_let_in_says_so_once(
+    serve: Callable[..., DirectoryServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(ACCESS)
+    for dial, words in ((Dialer(), "asks for a secret"), (NOBODY, "does not open")):
+        caplog.clear()
+        denied = server._gate.denied
+        node = AnnouncingNode(Join(node_id="n", epoch=1, address="127.0.0.1:1", layout=b""), lambda: Holdings({}))
+        link = DirectoryLink(server.address, node, dial)
+        until(lambda before=denied: server._gate.denied > before + 3, "several attempts")
+        link.close()
+        errors = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert len(errors) == 1
+        assert words in errors[0].getMessage()
+        assert "security.secret_file" in errors[0].getMessage()
+        assert sum(record.getMessage() == "caller not let in" for record in caplog.records) <= 1
+
+
+def test_an_etcd_that_is_not_there_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with anabranch.Client(directory="etcd://127.0.0.1:9/x", timeout_s=2) as client:
+        for _ in range(3):
+            with pytest.raises(Unavailable, match=r"etcd at 127\.0\.0\.1:9 cannot be reached"):
+                client.get("k")
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
 
 @pytest.mark.parametrize("dial", [NOBODY, Dialer(Credentials(secret=ALICE, tenant="bob"))])

@@ -34,12 +34,15 @@ from anabranch.core.authentication import (
 from anabranch.core.errors import AccessDenied, AnabranchError, Unavailable, WireError
 from anabranch.core.handshake import Accepted, Challenge, Introduction, Rejected
 from anabranch.core.live.link import connect
+from anabranch.core.live.seldom import Seldom
 from anabranch.core.live.strangers import MOST, Strangers
 from anabranch.core.live.tls import Tls, TlsSocket, certificate_name
 from anabranch.core.wire import HEADER, encode
 
 TIMEOUT_S = 5.0
 MAX_FRAME_BYTES = 4096
+LOG_EVERY_S = 60.0
+"""How often a host that is not let in is logged; all are counted."""
 log = logging.getLogger(__name__)
 M = TypeVar("M")
 
@@ -131,6 +134,7 @@ class Gate:
         self._tls = tls
         self._timeout_s = timeout_s
         self._strangers = Strangers(most)
+        self._seldom = Seldom(LOG_EVERY_S)
         self.denied = 0
         """Callers that were not let in, about."""
 
@@ -155,7 +159,8 @@ class Gate:
             caller = server_handshake(sock, self._access, timeout_s=self._timeout_s)
         except AnabranchError as error:
             self.denied += 1
-            log.warning("caller not let in", extra={"peer": peer, "reason": str(error), "code": error.code})
+            if self._seldom.due((peer.rpartition(":")[0], error.code)):
+                log.warning("caller not let in", extra={"peer": peer, "reason": str(error), "code": error.code})
             return
         finally:
             self._strangers.remove(raw)

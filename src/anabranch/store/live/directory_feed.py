@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 
 from anabranch.core.errors import AccessDenied, Unavailable, WireError
 from anabranch.core.live.handshake import OPEN_DIALER, Dialer
+from anabranch.core.live.seldom import Seldom
 from anabranch.core.messages import Message
 from anabranch.core.wire import FrameDecoder, encode
-from anabranch.store.messages import DirectoryToNode, Heartbeat, Join, Repair, Resync
+from anabranch.store.live.directory_refusal import FromDirectory, refusal
+from anabranch.store.messages import Heartbeat, Join, Repair, Resync
 from anabranch.store.outbox import Holdings, Outbox
 
 RETRY_S = 0.05
@@ -21,6 +23,8 @@ GATHER_S = 0.001
 """Changes of this long travel together; a wake-up for each would slow down who makes them."""
 SILENCE_MS = 3000
 """A host that acknowledges nothing for this long is gone."""
+DENIED_S = 60.0
+"""How often it is said that the directory does not let this node in."""
 log = logging.getLogger(__name__)
 
 
@@ -64,6 +68,7 @@ class Feed:
         self._address = address
         self._connected = connected
         self._outbox = Outbox(shard, shards)
+        self._seldom = Seldom(DENIED_S)
         self._wake = threading.Condition()
         self._closing = False
         self._open = False
@@ -108,7 +113,7 @@ class Feed:
                 sock = self._dial(address)
             except (Unavailable, AccessDenied) as error:
                 if isinstance(error, AccessDenied):
-                    log.warning("directory %s: %s", address, error)
+                    self._denied(f"directory {address}: {error}")
                 with self._wake:
                     if not self._closing:
                         self._wake.wait(RETRY_S)
@@ -129,6 +134,14 @@ class Feed:
                 sock.close()
                 if not self._closing:
                     self._wake.wait(RETRY_S)
+
+    def _denied(self, reason: str) -> None:
+        if self._seldom.due():
+            log.error(
+                "%s; this node is not in the store until that is put right (security.secret_file is the same file "
+                "everywhere)",
+                reason,
+            )
 
     def _serve(self, sock: socket.socket, address: str) -> None:
         """Until the connection, the address or this object is gone."""
@@ -168,11 +181,15 @@ class Feed:
             sock.sendall(encode(message))
 
     def _read(self, sock: socket.socket) -> None:
-        decoder: FrameDecoder[Message] = FrameDecoder(DirectoryToNode)
+        decoder: FrameDecoder[Message] = FrameDecoder(FromDirectory)
         try:
             while data := sock.recv(1 << 16):
                 for message in decoder.feed(data):
-                    if isinstance(message, Repair):
+                    if refused := refusal(self._address(), message):
+                        self._denied(str(refused))
+                        with self._wake:
+                            self._lost = True
+                    elif isinstance(message, Repair):
                         self._node.repair(message)
                     elif isinstance(message, Resync):
                         with self._wake:

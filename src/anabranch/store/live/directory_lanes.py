@@ -18,13 +18,13 @@ from anabranch.core.errors import AccessDenied, Unavailable, WireError
 from anabranch.core.live.handshake import OPEN_DIALER, Dialer
 from anabranch.core.messages import Message
 from anabranch.core.wire import HEADER, MAX_FRAME_BYTES, encode
-from anabranch.store.messages import DirectoryToNode
+from anabranch.store.live.directory_refusal import FromDirectory, Refused, refusal
 
 CONNECT_S = 0.5
 DOWN_S = 0.1
 LONGEST_DOWN_S = 1.0
 POOLED = 64
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(DirectoryToNode)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromDirectory)
 
 
 class Lane:
@@ -36,8 +36,9 @@ class Lane:
         try:
             self._sock = dial(address, timeout_s=max(0.001, min(CONNECT_S, deadline - time.monotonic())))
         except AccessDenied as error:
-            # A secret may be put right while we run: ask again, later.
-            raise Unavailable(f"directory {address}: {error}") from error
+            raise Refused(f"directory {address}: {error}", denied=True) from error
+        except WireError as error:
+            raise Refused(f"directory {address}: what answers there is no directory: {error}", denied=False) from error
         self._patience = 0.0
 
     def send(self, message: Message, deadline: float) -> None:
@@ -54,7 +55,11 @@ class Lane:
             if length > MAX_FRAME_BYTES:
                 raise WireError(f"frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
             data = self._read(data, HEADER.size + length, deadline)
-            return _decoder.decode(memoryview(data)[HEADER.size : HEADER.size + length])
+            message = _decoder.decode(memoryview(data)[HEADER.size : HEADER.size + length])
+            if refused := refusal(self.address, message):
+                self.close()
+                raise refused
+            return message
         except (OSError, msgspec.MsgspecError, WireError) as error:
             raise self._failed(error) from error
 
@@ -96,6 +101,7 @@ class Lanes:
         self._dial = dial
         self._idle: dict[str, deque[Lane]] = {}
         self._down: dict[str, tuple[float, float]] = {}
+        self._reasons: dict[str, Unavailable] = {}
         self._closed = False
 
     def ask(self, questions: dict[str, Message], deadline: float) -> dict[str, Message | Unavailable]:
@@ -122,7 +128,7 @@ class Lanes:
                 self._down.pop(address, None)
                 self._put(lane)
             except Unavailable as error:
-                self._mark(address)
+                self._mark(address, error)
                 answers[address] = error
         return answers
 
@@ -150,18 +156,22 @@ class Lanes:
         until, span = self._down.get(address, (0.0, 0.0))
         now = time.monotonic()
         if now < until:
-            raise Unavailable(f"directory {address} was down {span:.1f} s ago or less; it is asked again soon")
+            reason = self._reasons.get(address)
+            if isinstance(reason, Refused):
+                raise Refused(str(reason), denied=reason.denied) from reason
+            raise Unavailable(f"{reason} ({span:.1f} s ago or less; it is asked again soon)")
         if span:
             self._down[address] = (deadline, span)
         try:
             lane = Lane(address, deadline, self._dial)
             lane.send(question, deadline)
-        except Unavailable:
-            self._mark(address)
+        except Unavailable as error:
+            self._mark(address, error)
             raise
         return lane, False
 
-    def _mark(self, address: str) -> None:
+    def _mark(self, address: str, reason: Unavailable) -> None:
+        self._reasons[address] = reason
         span = min(LONGEST_DOWN_S, max(DOWN_S, 2 * self._down.get(address, (0.0, 0.0))[1]))
         self._down[address] = (time.monotonic() + span, span)
 

@@ -12,6 +12,7 @@ from anabranch.core.live.handshake import OPEN_DIALER, Dialer
 from anabranch.core.messages import Message
 from anabranch.store.live.directory_feed import AnnouncingNode, Feed
 from anabranch.store.live.directory_lanes import Lanes
+from anabranch.store.live.directory_refusal import Refused
 from anabranch.store.live.election import Electorate
 from anabranch.store.live.etcd import SCHEME
 from anabranch.store.messages import ListNodes, NodeList, NodeRow, Places, Where
@@ -105,6 +106,10 @@ class DirectoryLink:
             self._nodes = (time.monotonic(), rows)
         return rows
 
+    @property
+    def _leaderless(self) -> str:
+        return (self._electorate.problem if self._electorate is not None else "") or LEADERLESS
+
     def close(self) -> None:
         if self._electorate is not None:
             self._electorate.close()
@@ -136,7 +141,7 @@ class DirectoryLink:
     def _where(self, names: bytes, run: bool, deadline: float) -> Whereabouts:
         addresses = self._leaders(deadline)
         if not any(addresses):
-            raise Unavailable(LEADERLESS)
+            raise Unavailable(self._leaderless)
         shares = split(names, len(addresses))
         questions: dict[str, Message] = {
             address: Where(op=0, names=own, run=run)
@@ -161,9 +166,9 @@ class DirectoryLink:
     def _ask(self, questions: dict[str, Message], deadline: float) -> dict[str, Message | Unavailable]:
         """Raises Unavailable if nobody answers."""
         if not questions:
-            raise Unavailable(LEADERLESS)
+            raise Unavailable(self._leaderless)
         answers = self._lanes.ask(questions, deadline)
         failures = [answer for answer in answers.values() if isinstance(answer, Unavailable)]
         if failures and len(failures) == len(answers):
-            raise failures[0]
+            raise next((one for one in failures if isinstance(one, Refused)), failures[0])
         return answers

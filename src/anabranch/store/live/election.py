@@ -20,9 +20,10 @@ import msgspec
 
 from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.core.live.handshake import OPEN_DIALER, Dialer
+from anabranch.core.live.seldom import Seldom
 from anabranch.store.config import DirectoryConfig
 from anabranch.store.live.directory_lanes import Lane
-from anabranch.store.live.etcd import Etcd, EtcdAddress, KeyValue, PrefixView, parse_etcd
+from anabranch.store.live.etcd import LOG_EVERY_S, Etcd, EtcdAddress, KeyValue, PrefixView, parse_etcd
 from anabranch.store.messages import Join, StatRequest
 
 PROBE_S = 0.2
@@ -76,6 +77,7 @@ class Candidate:
         self._seen = False
         self._revision = 0
         self._until = 0.0
+        self._seldom = Seldom(LOG_EVERY_S)
         self._closing = threading.Event()
         self._changed = threading.Event()
         self._leaders = PrefixView(where.endpoints, f"{where.prefix}directory/", lambda _: self._changed.set())
@@ -96,7 +98,8 @@ class Candidate:
             try:
                 pause = self._lead() if self._server.leading else self._follow()
             except Unavailable as error:
-                log.warning("election: %s", error)
+                if self._seldom.due():
+                    log.warning("election: %s", error)
                 pause = PROBE_S
             if self._server.leading and time.monotonic() > self._until:
                 self._resign("its lease could not be renewed in time")
@@ -188,6 +191,7 @@ class Electorate:
         where = parse_etcd(etcd)
         self._on_change = changed
         self._addresses: list[str] = []
+        self._seldom = Seldom(LOG_EVERY_S)
         self._closing = threading.Event()
         self._first = threading.Event()
         self._patient_until = time.monotonic() + FIRST_S
@@ -203,6 +207,11 @@ class Electorate:
     def addresses(self) -> list[str]:
         """One for each shard, "" where nobody leads; empty as long as nothing is known."""
         return self._addresses
+
+    @property
+    def problem(self) -> str:
+        """Why etcd does not say who leads; "" if it does."""
+        return self._leaders.problem
 
     def first_known(self, deadline: float) -> list[str]:
         """`addresses`, after waiting for them if this object is younger than FIRST_S: a question right after the start
@@ -238,7 +247,8 @@ class Electorate:
                 lease, _ = etcd.grant(NODE_TTL_S)
                 etcd.put(key, address.encode(), lease)
             except Unavailable as error:
-                log.warning("registration: %s", error)
+                if self._seldom.due():
+                    log.warning("registration: %s", error)
                 pause = PROBE_S
         if lease:
             etcd.revoke(lease)

@@ -17,11 +17,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from anabranch.core.errors import ConfigError, Unavailable
+from anabranch.core.live.seldom import Seldom
 
 REQUEST_S = 1.0
 WATCH_S = 5.0
 """Silence after which a watch is begun anew: its server may be gone without a word."""
 RETRY_S = 0.1
+LOG_EVERY_S = 30.0
+"""While etcd is away, it is said so this seldom."""
 SCHEME = "etcd://"
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -214,7 +217,8 @@ class Etcd:
             except (OSError, http.client.HTTPException) as error:
                 failures.append(f"{endpoint}: {error or type(error).__name__}")
             connection.close()
-        raise Unavailable(f"etcd does not answer {path}: {'; '.join(failures)}")
+        where = ",".join(self._endpoints)
+        raise Unavailable(f"etcd at {where} cannot be reached ({path}): {'; '.join(failures)}")
 
 
 class PrefixView:
@@ -229,6 +233,8 @@ class PrefixView:
         self._closing = threading.Event()
         self.entries: dict[str, KeyValue] = {}
         self.known = False
+        self.problem = ""
+        self._seldom = Seldom(LOG_EVERY_S)
         self._thread = threading.Thread(target=self._run, name="etcd-watch", daemon=True)
         self._thread.start()
 
@@ -242,6 +248,7 @@ class PrefixView:
         while not self._closing.is_set():
             try:
                 found = self._etcd.range(self._prefix)
+                self.problem = ""
                 self._replace({self._rest(kv): kv for kv in found.kvs})
                 for events in self._etcd.watch(self._prefix, found.header.revision + 1):
                     if self._closing.is_set():
@@ -249,7 +256,8 @@ class PrefixView:
                     if events:
                         self._apply(events)
             except Unavailable as error:
-                if not self._closing.is_set():
+                self.problem = str(error)
+                if not self._closing.is_set() and self._seldom.due():
                     log.warning("membership: %s", error)
                 self._closing.wait(RETRY_S)
         self._etcd.close()

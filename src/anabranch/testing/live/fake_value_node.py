@@ -79,7 +79,7 @@ class FakeValueNode:
                 with self.lock:
                     self.received.append(message)
                 self._handle(sock, message)
-        except (OSError, EOFError):
+        except (OSError, EOFError, msgspec.MsgspecError):
             pass  # the caller is gone, or this node is closed
         finally:
             with self.lock:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from anabranch.core.errors import AccessDenied, AnabranchError, DeadlineExceeded, Overloaded, Unavailable, WireError
+from anabranch.core.handshake import Challenge
 from anabranch.core.live.tls import is_tls
 from anabranch.core.messages import Message
 from anabranch.core.wire import HEADER, MAX_FRAME_BYTES, encode
@@ -34,7 +35,7 @@ MAX_VECTORS = 512  # below IOV_MAX (1024)
 SILENCE_S = 0.5
 M = TypeVar("M")
 _TIMEVAL = struct.Struct("ll")
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(NodeToClient)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(NodeToClient | Challenge)
 
 
 class Lane:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from anabranch.core.authentication import is_local
 from anabranch.core.errors import AccessDenied, ConfigError, Retryable, Unavailable, WireError
 from anabranch.store.live.directory_link import DirectoryLink
+from anabranch.store.live.directory_refusal import Refused
 from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.lanes import LanePool
 from anabranch.store.values.live.session import Session
@@ -164,7 +165,10 @@ class Nodes:
     def _discover(self, call: Call) -> None:
         if self.directory is None:
             raise ConfigError("the client has no node: give nodes or directory, or set ANABRANCH_STORE")
-        rows = self.directory.nodes(timeout_s=max(0.05, min(DIRECTORY_S, call.left_s)))
+        try:
+            rows = self.directory.nodes(timeout_s=max(0.05, min(DIRECTORY_S, call.left_s)))
+        except Refused as error:
+            raise (AccessDenied(str(error)) if error.denied else error) from error
         self._order = sorted((row.address for row in rows if not row.layout and row.accepts), key=_distance)
         if not self._order:
             raise Unavailable("the directory knows no store node that takes values")

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 from anabranch.core.authentication import NONCE_BYTES, Credentials
-from anabranch.core.errors import AccessDenied, WireError
+from anabranch.core.errors import AccessDenied, DeadlineExceeded, WireError
+from anabranch.core.handshake import Challenge
 from anabranch.core.live.tls import Tls
 from anabranch.store.values.introduction import admitted, hello
 from anabranch.store.values.live.lane import Lane, refusal
@@ -73,7 +74,15 @@ class Session:
 
     def _introduce(self, lane: Lane, timeout_s: float, deadline: float | None) -> Welcome:
         lane.until(time.monotonic() + timeout_s if deadline is None else deadline, timeout_s)
-        greeting = lane.receive()
+        try:
+            greeting = lane.receive()
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"{lane.address} takes the connection and does not greet: the node hangs, or is a directory (give that "
+                "as `directory`)"
+            ) from error
+        if isinstance(greeting, Challenge):
+            raise WireError(f"{lane.address} is a directory and no store node: give its address as `directory`")
         if isinstance(greeting, Denied):
             raise refusal(lane.address, greeting)
         if not isinstance(greeting, Greeting):
