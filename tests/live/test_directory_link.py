@@ -32,11 +32,11 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> No
 class Holder:
     """A node that holds what it is told to."""
 
-    def __init__(self, name: str, addresses: str, held: list[bytes], replicas: int = 1) -> None:
+    def __init__(self, name: str, addresses: str, held: list[bytes], replicas: int = 1, epoch: int = 1) -> None:
         self.tiers = {"dram": dict.fromkeys(held)}
         self.repairs: list[Repair] = []
         node = AnnouncingNode(
-            Join(node_id=name, epoch=1, address=f"{name}:1", layout=b"", replicas=replicas),
+            Join(node_id=name, epoch=epoch, address=f"{name}:{epoch}", layout=b"", replicas=replicas),
             lambda: Holdings({tier: b"".join(names) for tier, names in self.tiers.items()}),
             lambda: (1 << 20, 1 << 20, True),
             self.repairs.append,
@@ -67,6 +67,28 @@ def start(stack: ExitStack, listen: str = "127.0.0.1:0") -> DirectoryServer:
     server = DirectoryServer(DirectoryConfig(listen=listen, node_ttl_s=TTL_S)).start()
     stack.callback(server.stop)
     return server
+
+
+def test_a_second_node_of_the_same_name_is_told_and_joins_when_the_first_has_left(
+    stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    address = start(stack).address
+    first = stack.enter_context(closing(Holder("a", address, chain("v", 3))))
+    asker = stack.enter_context(closing(DirectoryLink(address)))
+    until(lambda: first.link.joined, "the first joins")
+    second = stack.enter_context(closing(Holder("a", address, [], epoch=2)))
+    until(lambda: any("--name" in record.message for record in caplog.records), "the second says what to do")
+    time.sleep(2 * TTL_S)  # for as long as it takes to forget a silent node, nothing may change
+    assert [row.address for row in asker.nodes()] == ["a:1"]
+    assert not second.link.joined
+    first.close()
+    until(lambda: [row.address for row in asker.nodes()] == ["a:2"], "the second takes over")
+    until(lambda: second.link.joined, "and knows")
+    said = [record.message for record in caplog.records]
+    assert sum("--name" in message for message in said) == 1
+    assert sum(message.startswith("node a at a:1 joins") for message in said) == 1
+    assert sum(message.startswith("node a at a:1 leaves") for message in said) == 1
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -57,7 +57,7 @@ class WhereMachine(RuleBasedStateMachine):
     def connect(self, node: ValueNode) -> None:
         node.lives += 1
         node.connected = True
-        node.wire = [Join(node_id=node.name, epoch=node.lives, address=f"{node.name}:1", layout=b"", replicas=2)]
+        node.wire = [Join(node_id=node.name, epoch=1, address=f"{node.name}:1", layout=b"", replicas=2)]
         node.reset()
 
     def deliver(self, node: ValueNode, count: int) -> None:

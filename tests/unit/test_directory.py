@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections import Counter
 
 from anabranch.store.directory import Directory
-from anabranch.store.messages import Announce, Heartbeat, Holders, Join, Lookup, Places, Repair, Resync, Where
+from anabranch.store.messages import (
+    Announce,
+    Heartbeat,
+    Holders,
+    Join,
+    Lookup,
+    NameTaken,
+    Places,
+    Repair,
+    Resync,
+    Where,
+)
 from anabranch.store.shards import Whereabouts
 from anabranch.testing.store import chain
 
@@ -81,11 +92,34 @@ def test_a_silent_node_is_not_named_and_comes_back_when_heard() -> None:
     assert ask(directory, now=4.0).holdings
 
 
+def test_a_second_node_of_the_same_name_waits_until_the_first_is_gone() -> None:
+    directory = Directory(2.0, 0.0)
+    join(directory, "a")
+    directory.handle("a", Announce(seq=2, added={"dram": KEYS}), 0.0)
+    second = Join(node_id="a", epoch=2, address="a:2", layout=LAYOUT)
+    assert directory.handle("new", second, 1.0) == [NameTaken(address="a:1")]
+    assert directory.handle("new", Announce(seq=1, added={"dram": KEYS}, reset=True), 1.0) == []
+    directory.gone("new", 1.0)
+    assert [holding.address for holding in ask(directory, now=1.0).holdings] == ["a:1"]
+    directory.handle("a", Heartbeat(seq=2), 1.5)
+    assert directory.handle("new", second, 3.5) == [NameTaken(address="a:1")]
+    directory.gone("a", 3.6)
+    assert directory.handle("new", second, 3.6) == []
+    assert directory.census()["nodes"] == 1
+
+
+def test_a_silent_node_gives_way_to_its_next_life() -> None:
+    directory = Directory(2.0, 0.0)
+    join(directory, "a")
+    assert directory.handle("new", Join(node_id="a", epoch=2, address="a:2", layout=LAYOUT), 2.1) == []
+    assert directory.members.get("a") is None
+
+
 def test_a_new_connection_of_a_node_replaces_the_old_one() -> None:
     directory = Directory(2.0, 0.0)
     join(directory, "a")
     directory.handle("a", Announce(seq=2, added={"dram": KEYS}), 0.0)
-    directory.handle("new", Join(node_id="a", epoch=2, address="a:2", layout=LAYOUT), 0.0)
+    directory.handle("new", Join(node_id="a", epoch=1, address="a:2", layout=LAYOUT), 0.0)
     directory.handle("new", Announce(seq=1, added={"dram": KEYS[:1]}, reset=True), 0.0)
     assert directory.handle("a", Announce(seq=3, added={"dram": KEYS}), 0.0) == []
     (holding,) = ask(directory).holdings

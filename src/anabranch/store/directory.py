@@ -23,6 +23,7 @@ from anabranch.store.messages import (
     Join,
     ListNodes,
     Lookup,
+    NameTaken,
     NodeList,
     Places,
     Resync,
@@ -68,6 +69,11 @@ class Directory:
             yield [self._list_nodes(message, now)]
             return
         if isinstance(message, Join):
+            rival = self.members.rival(connection, message, now)
+            if rival is not None:
+                self.counters["names_taken"] += 1
+                yield [NameTaken(address=rival.join.address)]
+                return
             self.members.join(connection, message, now)
             self.counters["joins"] += 1
             return

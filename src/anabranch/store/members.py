@@ -118,6 +118,13 @@ class Members:
         self.changed()
         return member
 
+    def rival(self, connection: Hashable, message: Join, now: float) -> Member | None:
+        """Who has this name already: another life of it, with a connection of its own, that is heard."""
+        former = self.named(message.node_id)
+        if former is None or self.connection(former) == connection or former.join.epoch == message.epoch:
+            return None
+        return former if not former.lost and now - former.heard <= self._ttl_s else None
+
     def renumber(self, member: Member) -> None:
         """The node begins to announce anew; what it announced before is past once it is through."""
         number = self._take()

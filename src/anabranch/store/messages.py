@@ -265,6 +265,13 @@ class Resync(Message, frozen=True, kw_only=True):
     """The directory missed something: announce everything again."""
 
 
+class NameTaken(Message, frozen=True, kw_only=True):
+    """Answer to a Join: another life of this node_id is there, at `address`, and is heard. Nothing is announced over
+    this connection; the Join may be tried again."""
+
+    address: str
+
+
 class Holding(msgspec.Struct, frozen=True):
     """Node `node_id` holds keys `runs` = [(first, count, tier), …] of the ones asked for, in order."""
 
@@ -323,4 +330,4 @@ class NodeList(Message, frozen=True, kw_only=True):
 
 REPAIR_NAMES = 1000
 NodeToDirectory = Join | Announce | Heartbeat | Lookup | Where | ListNodes | StatRequest
-DirectoryToNode = Resync | Holders | Places | Repair | NodeList | Stat
+DirectoryToNode = Resync | Holders | Places | Repair | NodeList | NameTaken | Stat

@@ -15,7 +15,7 @@ from anabranch.core.live.seldom import Seldom
 from anabranch.core.messages import Message
 from anabranch.core.wire import FrameDecoder, encode
 from anabranch.store.live.directory_refusal import FromDirectory, refusal
-from anabranch.store.messages import Heartbeat, Join, Repair, Resync
+from anabranch.store.messages import Heartbeat, Join, NameTaken, Repair, Resync
 from anabranch.store.outbox import Holdings, Outbox
 
 RETRY_S = 0.05
@@ -25,6 +25,8 @@ SILENCE_MS = 3000
 """A host that acknowledges nothing for this long is gone."""
 DENIED_S = 60.0
 """How often it is said that the directory does not let this node in."""
+TAKEN_S = 0.5
+"""How soon to try again while another node has the name."""
 log = logging.getLogger(__name__)
 
 
@@ -74,6 +76,7 @@ class Feed:
         self._open = False
         self._lost = False
         self._resync = False
+        self._retry_s = RETRY_S
         self._sock: socket.socket | None = None
         self._name = f"directory-feed-{shard}"
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -133,7 +136,8 @@ class Feed:
                 self._open, self._sock = False, None
                 sock.close()
                 if not self._closing:
-                    self._wake.wait(RETRY_S)
+                    self._wake.wait(self._retry_s)
+                self._retry_s = RETRY_S
 
     def _denied(self, reason: str) -> None:
         if self._seldom.due():
@@ -142,6 +146,18 @@ class Feed:
                 "everywhere)",
                 reason,
             )
+
+    def _taken(self, address: str) -> None:
+        if self._seldom.due("name"):
+            log.error(
+                "another node named '%s' is there, at %s, and the directory listens to that one: choose another name "
+                "for this one (--name), or stop the other; a former life of this node that is gone gives way by itself",
+                self._node.join.node_id,
+                address,
+            )
+        with self._wake:
+            self._lost, self._retry_s = True, TAKEN_S
+            self._wake.notify()
 
     def _serve(self, sock: socket.socket, address: str) -> None:
         """Until the connection, the address or this object is gone."""
@@ -189,6 +205,8 @@ class Feed:
                         self._denied(str(refused))
                         with self._wake:
                             self._lost = True
+                    elif isinstance(message, NameTaken):
+                        self._taken(message.address)
                     elif isinstance(message, Repair):
                         self._node.repair(message)
                     elif isinstance(message, Resync):

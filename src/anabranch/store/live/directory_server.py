@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import sys
@@ -14,11 +15,12 @@ from anabranch.core.authentication import OPEN, Access, Caller, must_authenticat
 from anabranch.core.errors import AnabranchError
 from anabranch.core.live.handshake import OPEN_DIALER, Dialer, Gate
 from anabranch.core.live.link import Link, Listener
+from anabranch.core.live.seldom import Seldom
 from anabranch.core.live.tls import Tls
 from anabranch.store.config import DirectoryConfig
 from anabranch.store.directory import Directory
 from anabranch.store.live.election import Candidate, check_candidacy
-from anabranch.store.messages import ListNodes, NodeToDirectory, Stat, StatRequest, Where
+from anabranch.store.messages import Join, ListNodes, NodeToDirectory, Stat, StatRequest, Where
 from anabranch.store.values.live.key_table import make_key_table
 
 TICK_S = 0.05
@@ -27,6 +29,9 @@ TURN_S = 0.0005
 WORK_S = 0.001
 BREATH_S = 0.0005
 """After WORK_S of work that is due by itself: those who look something up come first."""
+TOLD_S = 60.0
+"""How often it is logged that the same node is not let in."""
+log = logging.getLogger(__name__)
 
 
 class DirectoryServer:
@@ -50,6 +55,7 @@ class DirectoryServer:
         self._config = config
         self._gate = Gate(access, self._on_caller, tls=tls)
         self._lookers: set[Link] = set()
+        self._seldom = Seldom(TOLD_S)
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._leading = not config.etcd
@@ -155,12 +161,28 @@ class DirectoryServer:
                     link.send(reply)
         except AnabranchError as error:
             link.close(str(error))
+        finally:
+            if isinstance(message, Join):
+                self._told(directory, link, message)
+
+    def _told(self, directory: Directory, link: Link, message: Join) -> None:
+        if directory.members.get(link) is not None:
+            log.info("node %s at %s joins", message.node_id, message.address)
+        elif self._seldom.due((message.node_id, message.address)):
+            log.warning(
+                "node %s at %s is not let in: another one of that name is there; one of them needs another name",
+                message.node_id,
+                message.address,
+            )
 
     def _closed(self, link: Link, reason: str) -> None:
         with self._lock:
+            member = self.directory.members.get(link)
             self._links.discard(link)
             self._lookers.discard(link)
             self.directory.gone(link, time.monotonic())
+        if member is not None:
+            log.info("node %s at %s leaves: %s", member.join.node_id, member.join.address, reason or "it hung up")
 
     def _tick(self) -> None:
         while not self._closing.wait(TICK_S):
