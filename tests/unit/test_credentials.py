@@ -92,3 +92,11 @@ def test_tenants(tmp_path: Path) -> None:
 def test_a_wrong_tenants_file_is_explained(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_tenants(private(tmp_path / "tenants.toml", text))
+
+
+@pytest.mark.parametrize("secret", ["./alice", "/etc/anabranch/tenants/alice-of-the-search-team.secret", "alice"])
+def test_a_path_is_no_secret(tmp_path: Path, secret: str) -> None:
+    private(tmp_path / "alice", "a" * 40)
+    path = private(tmp_path / "tenants.toml", f'[alice]\nsecret = "{secret}"\n')
+    with pytest.raises(ConfigError, match=r"alice\.secret .* secret_file"):
+        access_of(SecurityConfig(secret_file=private(tmp_path / "c", "c" * 40), tenants_file=path))

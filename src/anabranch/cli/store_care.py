@@ -66,29 +66,34 @@ def drain(names: tuple[str, ...], deadline: str, as_json: bool, **options: Any) 
         def one(address: str) -> dict[str, int]:
             return dict(admin.drain(address, deadline_s).places)
 
-        results = _each(
-            chosen, one, lambda address: lambda: _share(admin, address, "handed_over", "values"), "drain"
-        )
+        results = _each(chosen, one, lambda address: lambda: _share(admin, address, "handed_over", "values"), "drain")
     _show(as_json, results, "drained")
     return 1 if any(result.problem for result in results) else 0
 
 
 @click.command(epilog="Example: `anabranch store invalidate --epoch rev-1 --yes`")
 @click.option("--epoch", default=None, metavar="NAME", help="Only this epoch (model revision) of the tenant.")
+@click.option("--default-epoch", is_flag=True, help="Only values that were put without an epoch.")
 @click.option("--all", "everything", is_flag=True, help="Everything of the tenant.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @with_caller(epoch=False)
-def invalidate(epoch: str | None, everything: bool, yes: bool, as_json: bool, **options: Any) -> int:
+def invalidate(
+    epoch: str | None, default_epoch: bool, everything: bool, yes: bool, as_json: bool, **options: Any
+) -> int:
     """Drop all values of a tenant, or of one epoch of it, in every tier of every node.
 
     Exits with code 1, naming the places, where it could not be confirmed.
     """
-    if (epoch is None) == (not everything):
-        raise InvalidInput("say what: --epoch NAME for one epoch of the tenant, or --all")
+    if epoch == "":
+        raise InvalidInput("--epoch is empty: name one, or say --default-epoch for values put without an epoch")
+    if (epoch is not None) + default_epoch + everything != 1:
+        raise InvalidInput(
+            "say what: --epoch NAME for one epoch of the tenant, --default-epoch for values put without one, or --all"
+        )
+    epoch = "" if default_epoch else epoch
     caller = caller_of(**options)
-    what = (
-        f"everything of tenant '{caller.tenant}'" if epoch is None else f"epoch '{epoch}' of tenant '{caller.tenant}'"
-    )
+    part = "everything" if epoch is None else f"epoch '{epoch}'" if epoch else "everything without an epoch"
+    what = f"{part} of tenant '{caller.tenant}'"
     if not yes:
         if not sys.stdin.isatty():
             raise InvalidInput(f"this drops {what} in every tier; add --yes")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import click
@@ -11,6 +11,7 @@ import click
 from anabranch.cluster.settings import SECTIONS, Settings, flag, settings_of, store_contradictions
 from anabranch.core.config import refuse
 from anabranch.core.live.environment import gather
+from anabranch.store.values.config import StoreConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 Flags = dict[str, tuple[str, str]]
@@ -36,6 +37,8 @@ SECURITY_FLAGS: Flags = {
     "tls_key": ("security", "tls_key"),
     "tls_ca": ("security", "tls_ca"),
 }
+STORE_SECTIONS = ("store", "write", "link", "security", "directory", "log", "trace")
+"""Those that the store's own commands heed."""
 SERVER_OPTIONS = [
     click.option("--metrics", default="", metavar="HOST:PORT", help="Serve /metrics and /healthz here."),
     *SECURITY_OPTIONS,
@@ -76,5 +79,14 @@ def store_settings(
         entries += flag(section, key, value, f"--{name.replace('_', '-')}")
     resolved = gather(SECTIONS, file=config_file, variables=os.environ, sets=sets, flags=entries)
     settings = settings_of(resolved)
-    refuse([*resolved.problems, *store_contradictions(settings)])
+    refuse([*resolved.problems, *_without_effect(sets), *store_contradictions(settings)])
     return settings
+
+
+def _without_effect(sets: tuple[str, ...]) -> Iterator[str]:
+    """Of the command line only: a file and an environment may serve `anabranch up` as well."""
+    for name in (one.partition("=")[0].strip() for one in sets):
+        section, _, key = name.partition(".")
+        if section in SECTIONS and section not in STORE_SECTIONS:
+            remedy = f"; say store.{key}" if key in StoreConfig.__struct_fields__ else ""
+            yield f"--set {name}: section {section} is of `anabranch up` and has no effect here{remedy}"

@@ -22,6 +22,8 @@ from anabranch.core.live.tls import Tls
 from anabranch.store.values.config import SecurityConfig
 
 LEAST_SECRET_BYTES = 32
+_PATH_STARTS = ("./", "../", "~/")
+_PATH_ENDS = (".secret", ".key", ".pem", ".txt")
 
 
 class TenantEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +128,11 @@ def _rules(path: str, name: str, entry: msgspec.Struct) -> TenantRules:
         raise TypeError(f"{type(entry).__name__} is not a TenantEntry")
     if entry.secret and entry.secret_file:
         raise ConfigError(f"{name} in {path} has both secret and secret_file: keep one")
+    if _is_path(entry.secret, Path(path).parent):
+        raise ConfigError(
+            f"{name}.secret in {path} looks like the path of a file, and would be the secret itself: name the file in "
+            "secret_file"
+        )
     secret = entry.secret.encode()
     if secret and len(secret) < LEAST_SECRET_BYTES:
         raise ConfigError(f"{name}.secret in {path} is too short: at least {LEAST_SECRET_BYTES} characters")
@@ -136,3 +143,9 @@ def _rules(path: str, name: str, entry: msgspec.Struct) -> TenantRules:
     return TenantRules(
         secret=secret, quota_bytes=entry.quota_bytes, pin_quota_bytes=entry.pin_quota_bytes, encrypt=entry.encrypt
     )
+
+
+def _is_path(secret: str, folder: Path) -> bool:
+    """Nobody means a path to be the secret, and everybody could guess it."""
+    looks = secret.startswith(_PATH_STARTS) or secret.endswith(_PATH_ENDS)
+    return bool(secret) and (looks or os.path.isfile(folder / secret) or os.path.isfile(secret))
