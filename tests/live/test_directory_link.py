@@ -91,6 +91,22 @@ def test_a_second_node_of_the_same_name_is_told_and_joins_when_the_first_has_lef
     assert sum(message.startswith("node a at a:1 leaves") for message in said) == 1
 
 
+def test_a_node_says_when_its_directory_is_away_and_when_it_has_joined(
+    stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    def said(words: str, level: str) -> int:
+        return sum(words in record.message and record.levelname == level for record in caplog.records)
+
+    caplog.set_level("INFO")
+    server = DirectoryServer(DirectoryConfig(listen="127.0.0.1:0", node_ttl_s=TTL_S)).start()
+    server.stop()
+    stack.enter_context(closing(Holder("a", server.address, [])))
+    until(lambda: said("directory cannot be reached", "WARNING") > 0, "it is missed")
+    start(stack, server.address)
+    until(lambda: said("node a joined", "INFO") > 0, "it is back")
+    assert said("directory cannot be reached", "WARNING") == 1
+
+
 @pytest.mark.parametrize("shards", [1, 3])
 def test_what_nodes_hold_is_found_through_all_shards(stack: ExitStack, shards: int) -> None:
     addresses = ",".join(start(stack).address for _ in range(shards))

@@ -397,7 +397,9 @@ def test_a_failed_flush_is_no_durable_write(tmp_path: Path) -> None:
         assert log.counters["log_syncs"] == 1
 
 
-def test_s16_one_flipped_byte_is_damage_and_forgotten_for_good(tmp_path: Path) -> None:
+def test_s16_one_flipped_byte_is_damage_and_forgotten_for_good(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     faults = PlannedFaults()
     batch = Names(16).values([600_000, 64, 100_000])
     names = [record.name for record, _ in batch]
@@ -406,6 +408,7 @@ def test_s16_one_flipped_byte_is_damage_and_forgotten_for_good(tmp_path: Path) -
         assert log.append(batch, durable=True) == [OK] * 3
         outcomes = check(log, names)
         assert sorted(outcomes) == [OK, OK, Outcome.DAMAGED]
+        assert any("damaged" in record.message for record in caplog.records)
         assert check(log, names).count(MISSING) == 1
         assert log.take_evicted() == [names[outcomes.index(Outcome.DAMAGED)]]
         assert log.counters["log_damaged"] == 1

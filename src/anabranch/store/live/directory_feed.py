@@ -117,6 +117,13 @@ class Feed:
             except (Unavailable, AccessDenied) as error:
                 if isinstance(error, AccessDenied):
                     self._denied(f"directory {address}: {error}")
+                elif self._seldom.due("away"):
+                    log.warning(
+                        "node %s: the directory cannot be reached, it is tried again; until then other nodes and "
+                        "clients do not hear of this node's values: %s",
+                        self._node.join.node_id,
+                        error,
+                    )
                 with self._wake:
                     if not self._closing:
                         self._wake.wait(RETRY_S)
@@ -165,7 +172,7 @@ class Feed:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
         sock.sendall(encode(self._node.join))
         self._connected(address)
-        self._resync, beat = True, 0.0
+        self._resync, beat, beats = True, 0.0, 0
         while not self._lost and not self._closing and self._address() == address:
             messages: list[Message] = []
             if self._resync:
@@ -175,7 +182,9 @@ class Feed:
                 seq = self._outbox.seq
             now = time.monotonic()
             if now >= beat:
-                beat = now + self._node.heartbeat_s
+                beat, beats = now + self._node.heartbeat_s, beats + 1
+                if beats == 2:  # by now it would have said no
+                    log.info("node %s joined the directory at %s", self._node.join.node_id, address)
                 free, total, accepts = self._node.space()
                 messages.append(Heartbeat(seq=seq, free_bytes=free, total_bytes=total, accepts=accepts))
             for message in messages:

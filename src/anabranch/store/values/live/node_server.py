@@ -297,6 +297,9 @@ class ValueNode:
             adopted.append(shelf.adopt(record, one.offset))
         shelf.adopted(adopted)
         shelf.counters["adopted"] = len(adopted)
+        if adopted:
+            size = sum(entry.size for entry in adopted)
+            log.info("node %s has found %d values of its former life, %d bytes", self.node_id, len(adopted), size)
 
     def _make_handlers(self) -> dict[type, Callable[[NodeLane, NodeSession, Any], Any]]:
         puts, gets, calls, peers = self._puts, self._gets, self._calls, self._peers

@@ -127,6 +127,10 @@ class ValueLog:
         return self._pause.reason
 
     @property
+    def count(self) -> int:
+        return len(self._index)
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of its files, those of dead values and free space in segments included."""
         with self._state:
@@ -296,6 +300,11 @@ class ValueLog:
                 self._index.drop(item)
             self._evicted.extend(item.record.name for item in gone)
         self._tally.add("log_damaged", len(items))
+        log.warning(
+            "%d values on the SSD, the first of them %s, are damaged and dropped",
+            len(items),
+            items[0].record.name.hex(),
+        )
         # No flush: if this gets lost in a crash, the value is found damaged once more.
         with contextlib.suppress(OSError):
             self._removals.append([Removal(i.record.name, b"", i.sequence) for i in gone], durable=False)
