@@ -145,3 +145,33 @@ def test_s07_a_reset_that_a_node_cannot_confirm_fails_and_names_it(store: StoreR
         store.wait_ready()
         assert all(count >= 0 for count in old.invalidate(epoch="r1").values())
         assert [old.get(key) for key in KEYS] == [None] * len(KEYS)
+
+
+def test_s07_a_node_that_was_dead_meanwhile_brings_nothing_back(store: StoreRig) -> None:
+    first, second = (store.addresses[name] for name in store.names("node"))
+    values = [key.encode() * 500 for key in KEYS]
+    with client(store, epoch="r1") as old, client(store, epoch="r2") as new:
+        for one in (old, new):
+            assert one.put_many(KEYS, values, replicas=2, durable=True) == [Outcome.OK] * len(KEYS)
+    store.victims["node-1"].remove()
+    with anabranch.Client([first], timeout_s=10.0, epoch="r1") as old:
+        end = time.monotonic() + 20.0
+        while not confirmed(old, "r1"):
+            assert time.monotonic() < end, "nobody confirms it"
+            time.sleep(0.05)
+    with anabranch.Client([first], timeout_s=10.0, epoch="r2") as new:
+        new.remove(KEYS[:3])
+    store.victims["node-1"].restore()
+    store.wait_ready()
+    with anabranch.Client([second], timeout_s=10.0, epoch="r1") as old:
+        assert [old.get(key) for key in KEYS] == [None] * len(KEYS)
+    with anabranch.Client([second], timeout_s=10.0, epoch="r2") as new:
+        assert [new.get(key) for key in KEYS] == [None] * 3 + values[3:]
+
+
+def confirmed(client: anabranch.Client, epoch: str) -> bool:
+    try:
+        client.invalidate(epoch=epoch)
+    except Unavailable:
+        return False
+    return True

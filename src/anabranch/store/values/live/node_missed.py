@@ -193,7 +193,8 @@ class NodeMissed:
                 self._caught_up = self._ask(rows, now + ASK_S) or self._caught_up
             except AnabranchError as error:
                 log.info("node %s: %s", self._node_id, error)
-        if self._caught_up and self._directory.joined:
+        # Not at once: a directory may yet say that another node has this name.
+        if self._caught_up and self._directory.joined and not joins:
             self._stamped = time.time()
             os.pwrite(self._stamp, _TIME.pack(self._stamped), 0)
 
