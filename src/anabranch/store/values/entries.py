@@ -41,11 +41,12 @@ class ScopeState:
 class Entry:
     """A committed value in DRAM. `refs`: leases, pins and transfers that use it. `removed`: it has no name any more and
     goes with its last reference. `listed`: eviction knows it; `fresh` not 0: it will soon. `small`: in which order
-    it is. `uses`: how often it was read."""
+    it is. `kept`: values under way that are built on it. `uses`: how often it was read."""
 
     __slots__ = (
         "fresh",
         "generation",
+        "kept",
         "listed",
         "name",
         "offset",
@@ -83,6 +84,7 @@ class Entry:
         self.generation = generation
         self.slot = slot
         self.refs = 0
+        self.kept = 0
         self.uses = 0
         self.removed = False
         self.listed = False

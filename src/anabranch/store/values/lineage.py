@@ -1,8 +1,8 @@
 """What a value on its way in is built on stays until it is there: else a chain's tail would go to make room for what
 comes behind it, and the chain would have a hole.
 
-An item holds its parent; children-first eviction does the rest. A parent that is not there yet is held as soon as it
-comes; of one that found no room, its own parent is held instead.
+An item keeps its parent; children-first eviction does the rest. A parent that is not there yet is kept as soon as it
+comes; of one that found no room, its own parent is kept instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FULL_REMEMBERED = 4096
 
 
 class Child(Protocol):
-    """A value on its way in. `anchor`: what it holds."""
+    """A value on its way in. `anchor`: what it keeps."""
 
     scope: ScopeState
     parent: bytes
@@ -34,7 +34,7 @@ class Lineage:
         self._coming: defaultdict[bytes, dict[Child, None]] = defaultdict(dict)
         """Parents that were not there, and whose children are under way."""
         self._after: dict[Entry, Entry] = {}
-        """New values that their maker still holds → the parent that is held as long."""
+        """New values that their maker still holds → the parent that is kept as long."""
 
     def begin(self, child: Child) -> None:
         """Before there is room for it."""
@@ -42,7 +42,7 @@ class Lineage:
             return
         child.anchor = self._nearest(child.scope, child.parent)
         if child.anchor is not None:
-            self._shelf.build_on(child.anchor)
+            self._shelf.keep(child.anchor)
         if child.parent not in child.scope.entries:
             self._coming[child.parent][child] = None
 
@@ -61,7 +61,7 @@ class Lineage:
         self._unlist(child)
         anchor, child.anchor = child.anchor, None
         if anchor is not None:
-            self._shelf.release(anchor)
+            self._shelf.let_go(anchor)
 
     def arrived(self, entry: Entry, child: Child) -> None:
         """It is there now, its maker holds it until `settled`."""
@@ -72,16 +72,17 @@ class Lineage:
             self._after[entry] = anchor
         for other in self._coming.pop(entry.name, ()):
             if other.scope is entry.scope:
-                self._shelf.build_on(entry)
+                self._shelf.keep(entry)
                 before, other.anchor = other.anchor, entry
                 if before is not None:
-                    self._shelf.release(before)
+                    self._shelf.let_go(before)
 
     def settled(self, entry: Entry) -> None:
         """Its maker holds it no more."""
         anchor = self._after.pop(entry, None) if self._after else None
         if anchor is not None:
-            self._shelf.release(anchor)
+            self._shelf.list_held(entry)
+            self._shelf.let_go(anchor)
 
     def bytes_above(self, scope: ScopeState, name: bytes, most: int) -> int:
         """Of the resident ancestors of what has the parent `name`; counted until there are more than `most`."""

@@ -77,8 +77,17 @@ class EvictionOrder:
             self._list(entry)
 
     def list_held(self, entry: Entry) -> None:
+        """A new value in use: what it is built on stays."""
         if not entry.listed and entry.live:
             self._list(entry, held=True)
+
+    def put_back(self, entry: Entry) -> None:
+        """The victim stays, as if in use, until `let_go`."""
+        self._tree.insert(entry.name, entry.parent, entry.slot, held=True)
+
+    def let_go(self, entry: Entry) -> None:
+        if entry.listed and not entry.refs:
+            self._tree.release(entry.name)
 
     def settle(self) -> None:
         """Let eviction know of the reads so far."""
@@ -109,7 +118,7 @@ class EvictionOrder:
 
     def evict(self, entry: Entry) -> bool:
         """This very one; False if it is in use or others are built on it."""
-        return entry.listed and self._tree.evict(entry.name)
+        return entry.listed and not entry.kept and self._tree.evict(entry.name)
 
     def forget(self, entry: Entry) -> None:
         """Its name goes, in use or not."""

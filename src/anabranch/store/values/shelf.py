@@ -146,10 +146,21 @@ class Shelf:
             self._held_bytes += rounded(entry.size)
             self._order(entry).hold(entry)
 
-    def build_on(self, entry: Entry) -> None:
-        """As `hold`; what the value is built on stays too, however new it is."""
-        self.hold(entry)
-        self._order(entry).list_held(entry)
+    def keep(self, entry: Entry) -> None:
+        """It is not evicted until `let_go`, for something is coming that is built on it. Unlike `hold` this costs the
+        same however long the chain is, unless it would have to go."""
+        entry.kept += 1
+
+    def let_go(self, entry: Entry) -> None:
+        entry.kept -= 1
+        if not entry.kept:
+            self._order(entry).let_go(entry)
+            self.room_made += 1
+
+    def list_held(self, entry: Entry) -> None:
+        """What a value in use is built on is not evicted, however new it is."""
+        if entry.refs:
+            self._order(entry).list_held(entry)
 
     def release(self, entry: Entry) -> None:
         if entry.refs < 1:
@@ -242,11 +253,13 @@ class Shelf:
         return self._large, self._small
 
     def _evict(self, order: EvictionOrder) -> bool:
-        slot = order.victim()
-        if slot is None:
-            return False
-        self._evicted(self._entry(slot))
-        return True
+        while (slot := order.victim()) is not None:
+            entry = self._entry(slot)
+            if not entry.kept:
+                self._evicted(entry)
+                return True
+            order.put_back(entry)
+        return False
 
     def _evicted(self, entry: Entry) -> None:
         if self.leaving is not None and entry.live:
