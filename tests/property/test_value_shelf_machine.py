@@ -78,7 +78,9 @@ class ShelfMachine(RuleBasedStateMachine):
         sizes = [data.draw(SIZES) for _ in names]
         chain = data.draw(st.booleans())
         raw = b"".join([self.name(scope, n) for n in names])
-        put = self.puts.begin(self, self.scopes[scope], raw, sizes, chain=chain)
+        before = data.draw(st.none() | NAMES)
+        parent = b"" if before is None else self.name(scope, before)
+        put = self.puts.begin(self, self.scopes[scope], raw, sizes, chain=chain, parent=parent)
         while put.unfinished:
             self.puts.place(put)
         for item in put.items:
