@@ -16,7 +16,8 @@ from store_processes import StoreProcess, refused, until
 
 from anabranch.cli.errors import run_guarded
 from anabranch.cli.main import COMMANDS, cli, load
-from anabranch.cluster.live.store_process import arena_path, node_folder, socket_path
+from anabranch.cluster.live.store_process import _warn_of_open, arena_path, node_folder, socket_path
+from anabranch.core.authentication import Access
 from anabranch.store.values.live.credentials import new_secret
 
 Run = Callable[..., tuple[int, str, str]]
@@ -112,11 +113,57 @@ def test_status_and_top_show_everybody(run: Run, store: Store) -> None:
     assert report["directories"][0]["stat"]["name"] == "directory"
     code, out, _ = run("store", "status")
     assert code == 0
-    assert all(name in out for name in ("n1", "n2", "directory"))
+    assert all(name in out for name in ("2 nodes; values: in memory + on SSD", "n1", "n2", "directory"))
     code, out, _ = run("top", "--once", "--json", "--interval", "0.1")
     assert code == 0
     assert {node["node_id"] for node in json.loads(out)["nodes"]} == {"n1", "n2"}
     assert "2 nodes" in run("top", "--once", "--interval", "0.1")[1]
+
+
+def test_a_lone_node_is_looked_after(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANABRANCH_DIRECTORY")
+    monkeypatch.delenv("ANABRANCH_SECURITY_SECRET_FILE")
+    monkeypatch.setenv("COLUMNS", "160")
+    (tmp_path / "in").write_bytes(b"v" * 1000)
+
+    def start(name: str) -> tuple[StoreProcess, list[str]]:
+        node = StoreProcess(
+            *("node", "--name", name, "--listen", "127.0.0.1:0", "--dram", "4MiB"),
+            *("--data-dir", f"./{name}"),
+            folder=tmp_path,
+        )
+        assert run("store", "put", "k", str(tmp_path / "in"), "--node", node.address)[0] == 0
+        return node, ["--node", node.address]
+
+    node, here = start("n1")
+    try:
+        assert "1 node\n" in run("store", "status", *here)[1]
+        out = run("top", "--once", "--interval", "0.1", *here)[1]
+        assert "1 node, 1 key, in" in out
+        assert len(out.splitlines()[1].split()) == 13
+        code, out, err = run("store", "drain", *here, "--deadline", "1s")
+        assert (code, out) == (2, "")
+        assert "1 values in memory" in err
+        assert "--force" in err
+        node.signal(signal.SIGINT)
+        assert node.wait() in (0, 130)
+        assert "1 values were in memory only and are dropped; with --keep" in node.errors.read_text()
+        assert "ready" not in node.errors.read_text()
+        node, here = start("n2")
+        code, out, _ = run("store", "drain", *here, "--deadline", "1s", "--force")
+        assert (code, out.splitlines()[-1]) == (1, "drained; 1 values were left behind")
+        assert node.wait() == 0
+    finally:
+        node.kill()
+    code, out, _ = run("top", "--once", "--interval", "0.1", "--directory", "127.0.0.1:9")
+    assert code == 1
+    assert "directory 127.0.0.1:9: " in out
+
+
+def test_metrics_beyond_this_host_are_said_to_be_open(caplog: pytest.LogCaptureFixture) -> None:
+    for metrics, secret, count in (("127.0.0.1:0", b"", 0), ("10.0.0.1:0", b"x" * 32, 0), ("10.0.0.1:0", b"", 1)):
+        _warn_of_open(metrics, Access(cluster_secret=secret))
+        assert len(caplog.records) == count
 
 
 def test_verify_and_invalidate(run: Run, store: Store, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from typing import Protocol
@@ -38,7 +37,6 @@ def serve(name: str, log: LogConfig, start: Callable[[], Process]) -> int:
         try:
             metrics = f" (metrics at http://{process.metrics_address}/metrics)" if process.metrics_address else ""
             click.echo(f"{name} ready at {process.address}{metrics}")
-            logging.getLogger(__name__).info("ready", extra={"address": process.address})
             tell_service_manager("READY=1", os.environ)
             while not stop.requested.wait(LOOK_S) and not process.ended:
                 pass

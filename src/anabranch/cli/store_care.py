@@ -46,9 +46,12 @@ def verify(wait: str, as_json: bool, **options: Any) -> int:
 @click.command(epilog="Example: `anabranch store drain --node 127.0.0.1:7070 --deadline 30s`")
 @click.argument("names", nargs=-1, metavar="[NODE…]")
 @click.option("--deadline", default="60s", show_default=True, metavar="DURATION", help="The node leaves after it.")
+@click.option("--force", is_flag=True, help="Even if no node is left that could take the values.")
 @with_caller(epoch=False)
-def drain(names: tuple[str, ...], deadline: str, as_json: bool, **options: Any) -> int:
+def drain(names: tuple[str, ...], deadline: str, force: bool, as_json: bool, **options: Any) -> int:
     """Make nodes leave: they take no new values, hand over what is worth it, and end when readers are done.
+
+    Exits with code 1 if a node left values behind that nobody else has, or did not answer.
 
     NODE is a node's name or address; without one, those of --node. Needs the cluster's secret, if there is one.
     """
@@ -63,12 +66,35 @@ def drain(names: tuple[str, ...], deadline: str, as_json: bool, **options: Any) 
             raise InvalidInput(f"no node '{unknown[0]}'; there are {', '.join(sorted(filter(None, by_name)))}")
         chosen = {address: known[address] for address in (by_name[name] for name in names or caller.nodes)}
 
+        if not force:
+            _somebody_stays(admin, caller.directory, set(known) - set(chosen), chosen)
+
         def one(address: str) -> dict[str, int]:
             return dict(admin.drain(address, deadline_s).places)
 
         results = _each(chosen, one, lambda address: lambda: _share(admin, address, "handed_over", "values"), "drain")
-    _show(as_json, results, "drained")
-    return 1 if any(result.problem for result in results) else 0
+    lost = sum(count for result in results for what, count in result.places.items() if what.endswith("/left_behind"))
+    _show(as_json, results, f"drained; {lost} values were left behind" if lost else "drained")
+    return 1 if lost or any(result.problem for result in results) else 0
+
+
+def _somebody_stays(admin: Any, directory: str, others: set[str], leaving: dict[str, str]) -> None:
+    """Raises InvalidInput if what the leaving nodes hold would have nowhere to go."""
+    from anabranch.store.metrics import total
+
+    alone = []
+    for address, name in leaving.items():
+        try:
+            stat = admin.stat(address)
+        except AnabranchError:
+            continue  # the drain itself says what is wrong
+        if total(stat, "alone") or (directory and not others):
+            alone.append((name or address, total(stat, "values")))
+    if alone:
+        raise InvalidInput(
+            f"no other node of the store can take what {alone[0][0]} holds ({alone[0][1]:.0f} values in memory): start "
+            "one, or add --force to drop them"
+        )
 
 
 @click.command(epilog="Example: `anabranch store invalidate --epoch rev-1 --yes`")

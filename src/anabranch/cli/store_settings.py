@@ -40,7 +40,9 @@ SECURITY_FLAGS: Flags = {
 STORE_SECTIONS = ("store", "write", "link", "security", "directory", "log", "trace")
 """Those that the store's own commands heed."""
 SERVER_OPTIONS = [
-    click.option("--metrics", default="", metavar="HOST:PORT", help="Serve /metrics and /healthz here."),
+    click.option(
+        "--metrics", default="", metavar="HOST:PORT", help="Serve /metrics and /healthz here, to whoever asks."
+    ),
     *SECURITY_OPTIONS,
     click.option("--tenants-file", metavar="FILE", help="Tenants: TOML with secret, quota_bytes, encrypt for each."),
     *CONFIG_OPTIONS,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def print_report(report: StoreReport) -> None:
     from anabranch.store.metrics import total
 
+    ssd = any(node.stat is not None and "ssd_values" in node.stat.census for node in report.nodes)
     table = _table("node", "address", "health", "values", "DRAM", "SSD", "lanes", "leases", "pins", "gets", "hits")
     for node in report.nodes:
         if node.stat is None:
@@ -29,7 +30,7 @@ def print_report(report: StoreReport) -> None:
             node.node_id,
             node.address,
             health,
-            f"{total(stat, 'values'):.0f}",
+            f"{total(stat, 'values'):.0f}" + (f"+{total(stat, 'ssd_values'):.0f}" if ssd else ""),
             format_bytes(int(total(stat, "used_bytes"))),
             format_bytes(int(total(stat, "ssd_used_bytes"))),
             *counts,
@@ -44,7 +45,12 @@ def print_report(report: StoreReport) -> None:
             role = directory.stat.state.get("role", "")
             keys = f"{total(directory.stat, 'keys'):.0f} keys"
             table.add_row("directory", directory.address, role or "ok", keys)
+    click.echo(counted(len(report.nodes), "node") + ("; values: in memory + on SSD" if ssd else ""))
     _print(table)
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def print_listed(rows: list[Listed], as_json: bool) -> None:

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from anabranch.cli.store_caller import administrator, caller_of, with_caller
-from anabranch.cli.store_tables import state_of
+from anabranch.cli.store_tables import counted, state_of
 from anabranch.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -76,8 +76,10 @@ def _screen(seen: StoreRates) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    title = f"{len(seen.nodes)} nodes, {seen.keys:.0f} keys, in {_speed(seen.bytes_in)}, out {_speed(seen.bytes_out)}"
-    return Group(Text(title, style="bold"), _nodes(seen), Text(""), _tenants(seen))
+    counts = f"{counted(len(seen.nodes), 'node')}, {counted(round(seen.keys), 'key')}"
+    title = f"{counts}, in {_speed(seen.bytes_in)}, out {_speed(seen.bytes_out)}"
+    problems = [Text(problem, style="red") for problem in seen.problems]
+    return Group(Text(title, style="bold"), *problems, _nodes(seen), Text(""), _tenants(seen))
 
 
 def _nodes(seen: StoreRates) -> Any:
@@ -85,6 +87,7 @@ def _nodes(seen: StoreRates) -> Any:
         "node",
         "health",
         "DRAM",
+        "full%",
         "SSD",
         "in/s",
         "out/s",

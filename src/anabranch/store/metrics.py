@@ -67,6 +67,7 @@ HELP = {
     "capacity_bytes": "Bytes of the arena.",
     "held_bytes": "Bytes of values that cannot leave now: leased, pinned, or on their way.",
     "reserved_bytes": "Bytes of puts under way.",
+    "ssd_values": "Values on the SSD tier.",
     "ssd_used_bytes": "Bytes of the SSD tier's files.",
     "leases": "Leases that readers hold now.",
     "pins": "Pinned values.",
@@ -82,6 +83,7 @@ HELP = {
     "verified": "Values that the last `store verify` has read.",
     "handed_over": "Values given to other nodes on the way out.",
     "unreclaimed": "Invalidated values whose memory is still to be freed.",
+    "alone": "1: the node has no directory, nobody else could take what it holds.",
     "links": "Open connections.",
     "members": "Nodes that the directory listens to.",
 }

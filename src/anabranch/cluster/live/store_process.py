@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from anabranch.cluster.settings import Settings
-from anabranch.core.authentication import Access, Credentials, must_authenticate
+from anabranch.core.authentication import Access, Credentials, is_local, must_authenticate
 from anabranch.core.config import TraceConfig
 from anabranch.core.errors import ConfigError, InvariantBroken
 from anabranch.core.live.handshake import Dialer
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 PROBE_TENANT = "anabranch.probe"
 PROBE_S = 2.0
+log = logging.getLogger(__name__)
 _LONGEST_SOCKET_PATH = 100
 
 
@@ -93,6 +95,7 @@ def start_directory(settings: Settings, *, metrics: str = "") -> Running:
     def answers() -> None:
         ask_stat(server.address, timeout_s=PROBE_S, dial=dial)
 
+    _warn_of_open(metrics, access)
     return Running(_Directory(server), "directory", server.stat, answers, metrics)
 
 
@@ -131,9 +134,22 @@ def start_node(settings: Settings, name: str, *, data_dir: str = "", metrics: st
         raise
     # Through the node's own listener, as a tenant that nobody else is.
     session = Session(Credentials(secret=access.cluster_secret, tenant=PROBE_TENANT), tls=tls, name="probe")
+    _warn_of_open(metrics, access)
     return Running(
-        _Node(node, keep, spans), "node", node.stat, lambda: probe(split_addresses(node.address)[0], session), metrics
+        _Node(node, keep, spans, disk is None and backing is None),
+        "node",
+        node.stat,
+        lambda: probe(split_addresses(node.address)[0], session),
+        metrics,
     )
+
+
+def _warn_of_open(metrics: str, access: Access) -> None:
+    """Allowed, as monitoring has no secret to prove: what it shows are counts and tenants' names."""
+    if metrics and not is_local(metrics) and not access.authenticates:
+        log.warning(
+            "--metrics %s answers whoever reaches it: bind it to 127.0.0.1, or where only monitoring is", metrics
+        )
 
 
 class _Directory:
@@ -151,8 +167,9 @@ class _Directory:
 
 
 class _Node:
-    def __init__(self, node: ValueNode, keep: bool, spans: Exporter | None) -> None:
+    def __init__(self, node: ValueNode, keep: bool, spans: Exporter | None, in_memory_only: bool) -> None:
         self._node = node
+        self._in_memory_only = in_memory_only
         self._keep = keep
         self._spans = spans
 
@@ -165,6 +182,8 @@ class _Node:
         return self._node.drained.is_set() or self._node.failure is not None
 
     def stop(self) -> None:
+        if self._in_memory_only and not self._keep and not self.ended and (count := self._node.stat().census["values"]):
+            log.warning("%d values were in memory only and are dropped; with --keep a successor has them", count)
         self._node.stop(keep=self._keep)
         if self._node.failure is not None:
             raise InvariantBroken(f"the node's clock failed: {self._node.failure!r}") from self._node.failure

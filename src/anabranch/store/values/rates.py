@@ -44,7 +44,11 @@ class TenantRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreRates(msgspec.Struct, frozen=True, kw_only=True):
+    """`keys`: as the directory counts them; of nodes without one, or if it does not answer, the values that each has.
+    `problems`: of directories that do not answer."""
+
     keys: float
+    problems: list[str] = []
     bytes_in: float
     bytes_out: float
     nodes: list[NodeRates]
@@ -58,12 +62,21 @@ def rates(before: StoreReport, after: StoreReport, seconds: float) -> StoreRates
     nodes = [_node(node, old, seconds) for node, old in pairs]
     changes = [(old, node.stat) for node, old in pairs if node.stat is not None]
     return StoreRates(
-        keys=sum(total(part.stat, "keys") for part in after.directories if part.stat is not None),
+        keys=_keys(after),
+        problems=[f"directory {part.address}: {part.problem}" for part in after.directories if part.problem],
         bytes_in=sum(node.bytes_in for node in nodes),
         bytes_out=sum(node.bytes_out for node in nodes),
         nodes=nodes,
         tenants=_tenants(changes, seconds),
     )
+
+
+def _keys(report: StoreReport) -> float:
+    directories = [part.stat for part in report.directories if part.stat is not None]
+    if directories:
+        return sum(total(stat, "keys") for stat in directories)
+    stats = [node.stat for node in report.nodes if node.stat is not None]
+    return sum(max(total(stat, "values"), total(stat, "ssd_values")) for stat in stats)
 
 
 def _node(node: NodeReport, old: Stat | None, seconds: float) -> NodeRates:

@@ -78,8 +78,9 @@ class Administrator:
         directories = [self._directory_report(address) for address in leaders]
         try:
             rows = self._link.nodes(self._timeout_s) if self._link is not None else []
-        except Unavailable:
+        except Unavailable as error:
             rows = []
+            directories = directories or [DirectoryReport(self._directory, problem=str(error))]
         accepting = {row.address: (row.node_id, row.accepts) for row in rows}
         for address in self._extra:
             accepting.setdefault(address, ("", True))

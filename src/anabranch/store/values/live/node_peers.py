@@ -397,7 +397,8 @@ class NodePeers:
         return state
 
     def census(self) -> dict[str, int]:
-        return {"imports": len(self._imports), "repairs_waiting": self._repairs}
+        alone = int(self.directory.alone and not self._drain.begun)
+        return {"imports": len(self._imports), "repairs_waiting": self._repairs, "alone": alone}
 
 
 def _of_peer(put: Put) -> bool:

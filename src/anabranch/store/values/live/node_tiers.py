@@ -381,6 +381,7 @@ class NodeTiers:
         census["writes_waiting_bytes"] = sum(writer.waiting_bytes for writer in self._writers)
         if self.disk is not None:
             census["ssd_used_bytes"] = self.disk.used_bytes
+            census["ssd_values"] = self.disk.count
         return census
 
     def state(self) -> dict[str, str]:
