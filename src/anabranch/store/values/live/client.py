@@ -263,8 +263,7 @@ class Client:
         parts = [parts_of(value) for value in values]
         _equal(keys, parts)
         number(replicas, "replicas", 0, 4)
-        flag(durable, "durable")
-        flag(chain, "chain")
+        _ = flag(durable, "durable"), flag(chain, "chain")
         if not keys:
             return []
         name_key = self._nodes.name_key(call)
