@@ -1,4 +1,4 @@
-"""A value node as a process of its own, to be killed. Arguments: folder, arena, DRAM and SSD bytes; prints its address."""
+"""A value node as its own process, to be killed. Arguments: folder, arena, DRAM and SSD bytes; prints its address."""
 
 from __future__ import annotations
 
