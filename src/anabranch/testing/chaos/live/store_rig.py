@@ -33,8 +33,7 @@ FIRST_PORT = 20_000
 
 class RigConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`etcd`: directories are candidates whose leader etcd elects; without it there is one. `ssd_bytes` holds all that
-    is ever put, so that what was acknowledged durable must be found again. `node_ttl_s`: longer than a process is away:
-    what is removed while a node is forgotten comes back with it."""
+    is ever put, so that what was acknowledged durable must be found again."""
 
     nodes: int = 3
     directories: int = 1
@@ -45,7 +44,6 @@ class RigConfig(msgspec.Struct, frozen=True, kw_only=True):
     ssd_bytes: int = 2 << 30
     rest_s: float = 0.0
     lease_s: float = 3.0
-    node_ttl_s: float = 5.0
     traffic: Traffic = Traffic()
 
 
@@ -196,8 +194,7 @@ class StoreRig:
 
     def _start_directory(self, name: str) -> None:
         self.addresses[name] = f"127.0.0.1:{next(self._ports)}"
-        ttl = f"directory.node_ttl_s={self._config.node_ttl_s}"
-        argv = [*_COMMAND, "directory", "--listen", self.addresses[name], "--set", ttl]
+        argv = [*_COMMAND, "directory", "--listen", self.addresses[name]]
         if self._config.etcd:
             argv += ["--set", f"directory.etcd={self.directory}"]
         self._add(name, lambda life: argv)
