@@ -50,6 +50,10 @@ class MemoryTier:
 
     load = read
 
+    @property
+    def count(self) -> int:
+        return len(self.values)
+
     def record(self, one: bytes) -> Record | None:
         return self.values[one][0] if one in self.values else None
 
