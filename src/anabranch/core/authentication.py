@@ -222,7 +222,10 @@ def is_local(address: str) -> bool:
     anything."""
     if address.startswith("unix:"):
         return True
-    host = address.rpartition(":")[0].strip("[]")
+    return is_loopback(address.rpartition(":")[0].strip("[]"))
+
+
+def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:

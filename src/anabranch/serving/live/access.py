@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import ipaddress
 import os
 from pathlib import Path
 
 import msgspec
 
 from anabranch.blocks.hashing import tenant_hash_key
+from anabranch.core.authentication import is_loopback
 from anabranch.core.errors import ConfigError, RequestError
 from anabranch.serving.config import GatewayConfig
 
@@ -68,15 +68,6 @@ def load_keys(config: GatewayConfig) -> dict[str, str]:
     if not keys or not all(key and tenant for key, tenant in keys.items()):
         raise ConfigError(f"api_keys_file = {config.api_keys_file!r} must map at least one API key to a tenant name")
     return keys
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def load_secret(directory: Path) -> bytes:

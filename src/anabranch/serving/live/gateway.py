@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from anabranch.blocks.hashing import PrefixChain
+from anabranch.core.authentication import is_loopback
 from anabranch.core.errors import RequestError, Unavailable
 from anabranch.engine.messages import EngineHello
 from anabranch.engine.request import EngineRequest
@@ -28,7 +29,7 @@ from anabranch.serving.actions import Waits
 from anabranch.serving.answers import Voice
 from anabranch.serving.config import GatewayConfig
 from anabranch.serving.fleet import Fleet
-from anabranch.serving.live.access import Tenants, is_loopback
+from anabranch.serving.live.access import Tenants
 from anabranch.serving.live.dispatcher import Dispatcher
 from anabranch.serving.live.exchange import Exchange
 from anabranch.serving.live.metrics import GatewayMetrics

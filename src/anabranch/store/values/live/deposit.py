@@ -18,7 +18,7 @@ from functools import partial
 
 import msgspec
 
-from anabranch.core.errors import AnabranchError, DeadlineExceeded, Retryable, StaleLease, WireError
+from anabranch.core.errors import AnabranchError, Retryable, StaleLease, WireError
 from anabranch.store.values.grouping import Group, group
 from anabranch.store.values.live.attempts import Attempts, Ended
 from anabranch.store.values.live.call import Call
@@ -129,14 +129,11 @@ class Deposit:
                 else:
                     self._put_large(lane, groups[0])
                     groups.popleft()
-        except BaseException as error:
+        except AnabranchError as error:
+            return self._pool.broken(lane, error, self._call)
+        except BaseException:
             self._pool.drop(lane, self._call)
-            if not isinstance(error, AnabranchError):
-                raise
-            if isinstance(error, Retryable | WireError) and not self._call.cancelled:
-                self._pool.failed(lane)
-            silent = isinstance(error, DeadlineExceeded) and not self._pool.another_way(lane)
-            return Ended.FOR_GOOD if silent or self._call.over else Ended.BROKEN
+            raise
         self._pool.give(lane, self._call)
         return Ended.WELL
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from anabranch.core.errors import AnabranchError, DeadlineExceeded, Retryable, StaleLease, WireError
+from anabranch.core.errors import Retryable, StaleLease, WireError
 from anabranch.core.messages import Message
 from anabranch.store.values.got import Got
 from anabranch.store.values.grouping import group
@@ -122,17 +122,15 @@ class Fetch:
             return Ended.FOR_GOOD
         try:
             self._work(lane, 0)
-        except BaseException as error:
+        except AnabranchError as error:
+            with self._condition:
+                self._lost(0)
+            return self._pool.broken(lane, error, self._call)
+        except BaseException:
             self._pool.drop(lane, self._call)
             with self._condition:
                 self._lost(0)
-            if not isinstance(error, AnabranchError):
-                raise
-            if isinstance(error, Retryable | WireError) and not self._call.cancelled:
-                self._pool.failed(lane)
-            # Silence is not cured by asking again, unless it can be asked on another rail.
-            silent = isinstance(error, DeadlineExceeded) and not self._pool.another_way(lane)
-            return Ended.FOR_GOOD if silent or self._call.over else Ended.BROKEN
+            raise
         self._pool.give(lane, self._call)
         return Ended.WELL
 

@@ -11,7 +11,8 @@ from functools import partial
 
 import msgspec
 
-from anabranch.core.errors import AnabranchError, Retryable, Unavailable, WireError
+from anabranch.core.errors import AnabranchError, DeadlineExceeded, Retryable, Unavailable, WireError
+from anabranch.store.values.live.attempts import Ended
 from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.lane import Lane
 from anabranch.store.values.live.session import Session, same_process
@@ -127,6 +128,16 @@ class LanePool:
         with self._lock:
             self._used.discard(lane)
         self._end(lane)
+
+    def broken(self, lane: Lane, error: AnabranchError, call: Call) -> Ended:
+        """Work on the lane ended with this error: the lane goes, the node rests if it is to blame. FOR_GOOD: another
+        lane would not help."""
+        self.drop(lane, call)
+        if isinstance(error, Retryable | WireError) and not call.cancelled:
+            self.failed(lane)
+        # Silence is not cured by asking again, unless it can be asked on another rail.
+        silent = isinstance(error, DeadlineExceeded) and not self.another_way(lane)
+        return Ended.FOR_GOOD if silent or call.over else Ended.BROKEN
 
     def probe(self) -> bool:
         """Whether it lets us in again; its next rest is longer if not. Blocks up to CONNECT_S."""

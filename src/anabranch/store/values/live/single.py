@@ -5,8 +5,9 @@ None as a result: it did not go the short way, and the whole machinery (`fetch`,
 
 from __future__ import annotations
 
-from anabranch.core.errors import DeadlineExceeded, Retryable, WireError
+from anabranch.core.errors import Retryable, WireError
 from anabranch.store.values.got import Got
+from anabranch.store.values.live.attempts import Ended
 from anabranch.store.values.live.call import Call
 from anabranch.store.values.live.fetch import Fetch
 from anabranch.store.values.live.lane import Lane
@@ -41,9 +42,7 @@ def get_one(pool: LanePool, workers: Workers, name: bytes, sink: Sink, call: Cal
             pool.give(lane, call)
             return fetch.run()[0]
     except (Retryable, WireError) as error:
-        _failed(pool, lane, call)
-        silent = isinstance(error, DeadlineExceeded) and not pool.another_way(lane)
-        return _UNREACHABLE if silent or call.over else None
+        return _UNREACHABLE if pool.broken(lane, error, call) is Ended.FOR_GOOD else None
     except (ValueError, IndexError):
         _failed(pool, lane, call)
         return None
@@ -67,9 +66,7 @@ def put_one(pool: LanePool, offer: Offer, value: Parts, call: Call) -> Outcome |
             lane.send_stream(Put(offer=offer), [value])
         outcome = Outcome(lane.answer(Stored, offer.op).outcomes[0])
     except (Retryable, WireError) as error:
-        _failed(pool, lane, call)
-        silent = isinstance(error, DeadlineExceeded) and not pool.another_way(lane)
-        return Outcome.UNREACHABLE if silent or call.over else None
+        return Outcome.UNREACHABLE if pool.broken(lane, error, call) is Ended.FOR_GOOD else None
     except (ValueError, IndexError):
         _failed(pool, lane, call)
         return None
