@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from anabranch.core.errors import Retryable, StaleLease, WireError
+from anabranch.core.errors import AnabranchError, Retryable, StaleLease, WireError
 from anabranch.core.messages import Message
 from anabranch.store.values.got import Got
 from anabranch.store.values.grouping import group
